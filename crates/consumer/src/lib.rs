@@ -1,0 +1,1 @@
+//! Applies each message once.

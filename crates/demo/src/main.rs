@@ -1,0 +1,2 @@
+//! The order shop.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Writes messages inside the caller's transaction.

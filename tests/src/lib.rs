@@ -1,0 +1,1 @@
+//! Failure injection across all crates.
