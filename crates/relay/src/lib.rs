@@ -1,1 +1,2 @@
 //! Publishes committed messages.
+pub mod protocol;

@@ -1,0 +1,668 @@
+//! What a leader continues from: the start table.
+//!
+//! Postgres is the authority and Redis a copy of it, but only Redis knows what it still holds. The
+//! marker in Redis is written in one step with each page, so within one history it is exact. The
+//! checkpoint in Postgres follows it. When Postgres has another past than the marker (failover,
+//! restore), ids were given out again, and neither may be believed further than both reach.
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+use super::cursor::Cursor;
+use super::ranges::RangeSet;
+
+/// Which past of Postgres a cursor belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct History {
+    /// The cluster's system identifier.
+    pub system_id: u64,
+    /// The timeline, which a promotion raises.
+    pub timeline: u32,
+    /// A number drawn anew each time the past turned out to be another: a restored storage snapshot
+    /// keeps the other two.
+    pub branch: Uuid,
+}
+
+/// Rows that may stand in the streams already, after the history changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Suspect {
+    /// Rows up to this id are compared with the streams before they are published.
+    pub until: i64,
+    /// They were published after this time of Redis' clock, in milliseconds.
+    pub since_ms: i64,
+}
+
+/// A stream that refuses entries, with a cursor of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocked {
+    /// The topic whose stream it is.
+    pub topic: String,
+    /// What was published to it. Its `high_key` is not used.
+    pub cursor: Cursor,
+    /// What Redis said.
+    pub reason: String,
+}
+
+/// A cursor with its place in time; both the marker and the checkpoint are one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The past it belongs to.
+    pub history: History,
+    /// The leadership that wrote it.
+    pub epoch: i64,
+    /// The page within the epoch that it followed.
+    pub page: i64,
+    /// What was published by then.
+    pub cursor: Cursor,
+    /// Redis' clock at that page, in milliseconds.
+    pub redis_ms: i64,
+    /// Streams that were held back, by name.
+    pub blocked: BTreeMap<String, Blocked>,
+}
+
+impl Place {
+    fn order(&self) -> (i64, i64) {
+        (self.epoch, self.page)
+    }
+}
+
+/// What stands at the marker's key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MarkerFound {
+    /// Nothing.
+    Missing,
+    /// Something else, described.
+    Foreign(String),
+    /// A marker.
+    Marker {
+        /// The outbox that it belongs to.
+        outbox_id: Uuid,
+        /// How far that outbox was published.
+        place: Place,
+        /// Rows that were still to be compared with the streams.
+        suspect: Option<Suspect>,
+    },
+}
+
+/// What Postgres holds besides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// This outbox.
+    pub outbox_id: Uuid,
+    /// The cluster's system identifier now.
+    pub system_id: u64,
+    /// The timeline now.
+    pub timeline: u32,
+    /// The last id that the sequence gave out; 0 before the first.
+    pub last_value: i64,
+    /// The `message_key` of the row at the marker's `high`, when there is such a row.
+    pub key_at_marker: Option<String>,
+    /// The checkpoint.
+    pub checkpoint: Option<Place>,
+    /// System ids that the operator accepted (`outbox-relay adopt`).
+    pub adopted_from: Vec<u64>,
+    /// Ids up to this one may have been purged.
+    pub purged_to: i64,
+    /// The entry of the row at the checkpoint's `high` still stands in its stream.
+    pub checkpoint_stands: bool,
+}
+
+/// What to do when Redis lost the marker and the streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnRedisLoss {
+    /// Publish again what the outbox still has.
+    Replay,
+    /// Go on after the checkpoint.
+    Resume,
+}
+
+/// Why a relay does not start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The marker's key holds something else, described.
+    NotAMarker(String),
+    /// The marker belongs to another outbox.
+    OtherOutbox {
+        /// The outbox of the marker.
+        marker: Uuid,
+        /// The outbox of this database.
+        database: Uuid,
+    },
+    /// The cursor belongs to another cluster, which nobody has adopted.
+    OtherCluster {
+        /// The system id of the cursor.
+        cursor: u64,
+        /// The system id of this cluster.
+        database: u64,
+    },
+    /// The marker has seen a later timeline: this is an old primary.
+    OldPrimary {
+        /// The timeline of the marker.
+        marker: u32,
+        /// The timeline of this server.
+        database: u32,
+    },
+}
+
+/// Which row of the start table applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Case {
+    /// Neither marker nor checkpoint: the first start.
+    First,
+    /// The marker is exact: nothing doubled.
+    Marker,
+    /// Redis lost its tail, and the marker with it: exactly the lost messages go out again.
+    LostTail,
+    /// Only the marker is gone.
+    LostMarker,
+    /// Redis is empty, and everything that the outbox has goes out again.
+    Replay,
+    /// Redis is empty, and the relay goes on after the checkpoint.
+    Resume,
+    /// Postgres has another past.
+    OtherHistory,
+}
+
+/// Where the relay goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The row of the start table.
+    pub case: Case,
+    /// What counts as published. Its `high_key` is empty where the row at `high` must be looked up.
+    pub cursor: Cursor,
+    /// Streams that are held back further.
+    pub blocked: BTreeMap<String, Blocked>,
+    /// Rows to compare with the streams before they are published.
+    pub suspect: Option<Suspect>,
+    /// The past turned out to be another: draw a new branch.
+    pub new_branch: bool,
+    /// The branch to keep otherwise.
+    pub branch: Option<Uuid>,
+    /// The epoch of this leadership.
+    pub epoch: i64,
+    /// Redis' clock up to which the cursor's pages were published, in milliseconds.
+    pub redis_ms: i64,
+    /// Ids that would have to go out and may have been purged: first and last.
+    pub purged: Option<(i64, i64)>,
+}
+
+/// Whether the past that a marker belongs to is the one of this server.
+///
+/// # Errors
+///
+/// The refusals that only an operator can settle.
+fn same_history(marker: &Place, facts: &Facts) -> Result<bool, Refusal> {
+    let theirs = &marker.history;
+    if theirs.system_id != facts.system_id {
+        return match facts.adopted_from.contains(&theirs.system_id) {
+            true => Ok(false),
+            false => Err(Refusal::OtherCluster {
+                cursor: theirs.system_id,
+                database: facts.system_id,
+            }),
+        };
+    }
+    if facts.timeline < theirs.timeline {
+        return Err(Refusal::OldPrimary {
+            marker: theirs.timeline,
+            database: facts.timeline,
+        });
+    }
+    let row_stands =
+        marker.cursor.high == 0 || facts.key_at_marker.as_ref() == Some(&marker.cursor.high_key);
+    let could_follow = facts
+        .checkpoint
+        .as_ref()
+        .is_none_or(|checkpoint| follows(checkpoint, marker));
+    Ok(facts.timeline == theirs.timeline
+        && row_stands
+        && facts.last_value >= marker.cursor.high
+        && could_follow)
+}
+
+/// Whether marker and checkpoint can be two moments of one past, in either order.
+fn follows(checkpoint: &Place, marker: &Place) -> bool {
+    checkpoint.history.branch == marker.history.branch
+        && match checkpoint.order().cmp(&marker.order()) {
+            std::cmp::Ordering::Less => checkpoint.cursor.high <= marker.cursor.high,
+            std::cmp::Ordering::Equal => checkpoint.cursor.high == marker.cursor.high,
+            std::cmp::Ordering::Greater => checkpoint.cursor.high >= marker.cursor.high,
+        }
+}
+
+/// The start table: what a leader continues from.
+///
+/// # Errors
+///
+/// A [`Refusal`] where going on could lose or double messages and a person must decide.
+pub fn plan(
+    found: &MarkerFound,
+    facts: &Facts,
+    on_redis_loss: OnRedisLoss,
+) -> Result<Plan, Refusal> {
+    match found {
+        MarkerFound::Foreign(what) => Err(Refusal::NotAMarker(what.clone())),
+        MarkerFound::Missing => plan_without_marker(facts, on_redis_loss),
+        MarkerFound::Marker { outbox_id, .. } if *outbox_id != facts.outbox_id => {
+            Err(Refusal::OtherOutbox {
+                marker: *outbox_id,
+                database: facts.outbox_id,
+            })
+        }
+        MarkerFound::Marker { place, suspect, .. } => plan_with_marker(place, *suspect, facts),
+    }
+}
+
+fn plan_with_marker(
+    marker: &Place,
+    suspect: Option<Suspect>,
+    facts: &Facts,
+) -> Result<Plan, Refusal> {
+    let checkpoint = facts.checkpoint.as_ref();
+    let epoch = checkpoint.map_or(0, |c| c.epoch).max(marker.epoch) + 1;
+    if same_history(marker, facts)? {
+        let lost_tail = checkpoint.is_some_and(|c| marker.order() < c.order());
+        let purged = purged(&marker.cursor, facts);
+        return Ok(Plan {
+            case: if lost_tail {
+                Case::LostTail
+            } else {
+                Case::Marker
+            },
+            cursor: marker.cursor.clone(),
+            blocked: marker.blocked.clone(),
+            suspect,
+            new_branch: false,
+            branch: Some(marker.history.branch),
+            epoch,
+            redis_ms: marker.redis_ms,
+            purged,
+        });
+    }
+    let nothing = Cursor::default();
+    let cursor = lower(&marker.cursor, checkpoint.map_or(&nothing, |c| &c.cursor));
+    let until = checkpoint
+        .map_or(0, |c| c.cursor.high)
+        .max(marker.cursor.high);
+    let since_ms = checkpoint.map_or(0, |c| c.redis_ms).min(marker.redis_ms);
+    let suspect = Suspect {
+        until: suspect.map_or(until, |s| s.until.max(until)),
+        since_ms: suspect.map_or(since_ms, |s| s.since_ms.min(since_ms)),
+    };
+    let purged = purged(&cursor, facts);
+    Ok(Plan {
+        case: Case::OtherHistory,
+        blocked: lower_blocked(&cursor, std::iter::once(marker).chain(checkpoint)),
+        cursor,
+        suspect: Some(suspect),
+        new_branch: true,
+        branch: None,
+        epoch,
+        redis_ms: since_ms,
+        purged,
+    })
+}
+
+fn plan_without_marker(facts: &Facts, on_redis_loss: OnRedisLoss) -> Result<Plan, Refusal> {
+    let Some(checkpoint) = &facts.checkpoint else {
+        return Ok(Plan {
+            case: Case::First,
+            cursor: Cursor::default(),
+            blocked: BTreeMap::new(),
+            suspect: None,
+            new_branch: true,
+            branch: None,
+            epoch: 1,
+            redis_ms: 0,
+            purged: None,
+        });
+    };
+    let theirs = checkpoint.history.system_id;
+    if theirs != facts.system_id && !facts.adopted_from.contains(&theirs) {
+        return Err(Refusal::OtherCluster {
+            cursor: theirs,
+            database: facts.system_id,
+        });
+    }
+    let resumed = Plan {
+        case: Case::LostMarker,
+        cursor: checkpoint.cursor.clone(),
+        blocked: checkpoint.blocked.clone(),
+        suspect: Some(Suspect {
+            until: i64::MAX,
+            since_ms: checkpoint.redis_ms,
+        }),
+        new_branch: true,
+        branch: None,
+        epoch: checkpoint.epoch + 1,
+        redis_ms: checkpoint.redis_ms,
+        purged: purged(&checkpoint.cursor, facts),
+    };
+    if checkpoint.cursor.high == 0 {
+        return Ok(Plan {
+            suspect: None,
+            ..resumed
+        });
+    }
+    if facts.checkpoint_stands {
+        // What was published after the checkpoint is not known; nothing above `last_value` was.
+        return Ok(Plan {
+            suspect: resumed.suspect.map(|s| Suspect {
+                until: facts.last_value,
+                ..s
+            }),
+            ..resumed
+        });
+    }
+    Ok(match on_redis_loss {
+        OnRedisLoss::Resume => Plan {
+            case: Case::Resume,
+            suspect: None,
+            ..resumed
+        },
+        OnRedisLoss::Replay => Plan {
+            case: Case::Replay,
+            cursor: Cursor::default(),
+            blocked: BTreeMap::new(),
+            suspect: None,
+            redis_ms: 0,
+            purged: purged(&Cursor::default(), facts),
+            ..resumed
+        },
+    })
+}
+
+/// The ids below the purge's reach that a cursor has not published.
+fn purged(cursor: &Cursor, facts: &Facts) -> Option<(i64, i64)> {
+    let gone = Cursor {
+        high: facts.purged_to,
+        ..Cursor::default()
+    };
+    let missing = cursor.behind(&gone);
+    let last = missing.iter().next_back().map(|(_, hi)| hi)?;
+    Some((missing.first()?, last))
+}
+
+/// What both cursors count as published: the lower `high`, and the gaps of both.
+fn lower(a: &Cursor, b: &Cursor) -> Cursor {
+    let mut high = a.high.min(b.high);
+    let gaps = a.gaps.clone().union(&b.gaps).up_to(high);
+    // The other cursor may have a gap right at this `high`.
+    if let Some((lo, _)) = gaps.range_around(high) {
+        high = lo - 1;
+    }
+    let gaps: RangeSet = gaps.up_to(high);
+    Cursor {
+        high,
+        high_key: String::new(),
+        gaps,
+    }
+}
+
+/// Streams that one of the places held back, each with what all of them had published to it.
+fn lower_blocked<'a>(
+    cursor: &Cursor,
+    places: impl Iterator<Item = &'a Place>,
+) -> BTreeMap<String, Blocked> {
+    let mut all: BTreeMap<String, Blocked> = BTreeMap::new();
+    for (stream, blocked) in places.flat_map(|place| &place.blocked) {
+        let before = all.get(stream).map_or(cursor, |other| &other.cursor);
+        let cursor = lower(before, &blocked.cursor);
+        all.insert(
+            stream.clone(),
+            Blocked {
+                cursor,
+                ..blocked.clone()
+            },
+        );
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTBOX: Uuid = Uuid::from_u128(1);
+    const BRANCH: Uuid = Uuid::from_u128(2);
+
+    fn place(epoch: i64, page: i64, high: i64) -> Place {
+        let high_key = if high == 0 {
+            String::new()
+        } else {
+            format!("k{high}")
+        };
+        Place {
+            history: History {
+                system_id: 7,
+                timeline: 1,
+                branch: BRANCH,
+            },
+            epoch,
+            page,
+            cursor: Cursor {
+                high,
+                high_key,
+                gaps: RangeSet::new(),
+            },
+            redis_ms: 1_000 + page,
+            blocked: BTreeMap::new(),
+        }
+    }
+
+    fn marker(place: Place) -> MarkerFound {
+        MarkerFound::Marker {
+            outbox_id: OUTBOX,
+            place,
+            suspect: None,
+        }
+    }
+
+    fn facts(checkpoint: Option<Place>, key_at_marker: Option<i64>) -> Facts {
+        Facts {
+            outbox_id: OUTBOX,
+            system_id: 7,
+            timeline: 1,
+            last_value: 1_000,
+            key_at_marker: key_at_marker.map(|id| format!("k{id}")),
+            checkpoint,
+            adopted_from: Vec::new(),
+            purged_to: 0,
+            checkpoint_stands: false,
+        }
+    }
+
+    fn decide(found: &MarkerFound, facts: &Facts) -> Plan {
+        plan(found, facts, OnRedisLoss::Replay).unwrap()
+    }
+
+    #[test]
+    fn the_first_start_begins_at_the_beginning() {
+        let plan = decide(&MarkerFound::Missing, &facts(None, None));
+        assert_eq!(
+            (plan.case, plan.cursor.high, plan.epoch),
+            (Case::First, 0, 1)
+        );
+    }
+
+    #[test]
+    fn within_one_history_the_marker_is_exact() {
+        for checkpoint in [
+            None,
+            Some(place(3, 4, 50)),
+            Some(place(3, 9, 80)),
+            Some(place(2, 99, 70)),
+        ] {
+            let plan = decide(&marker(place(3, 9, 80)), &facts(checkpoint, Some(80)));
+            assert_eq!(
+                (plan.case, plan.cursor.high, plan.epoch, plan.suspect),
+                (Case::Marker, 80, 4, None)
+            );
+        }
+    }
+
+    #[test]
+    fn a_marker_behind_the_checkpoint_lost_its_tail() {
+        for checkpoint in [place(3, 12, 90), place(5, 1, 80)] {
+            let epoch = checkpoint.epoch + 1;
+            let plan = decide(&marker(place(3, 9, 80)), &facts(Some(checkpoint), Some(80)));
+            assert_eq!(
+                (plan.case, plan.cursor.high, plan.epoch, plan.suspect),
+                (Case::LostTail, 80, epoch, None)
+            );
+        }
+    }
+
+    #[test]
+    fn another_history_goes_on_from_the_lower_cursor_with_the_gaps_united() {
+        let mut ahead = place(3, 9, 80);
+        ahead.cursor.gaps.insert(10, 12);
+        let mut behind = place(3, 4, 50);
+        behind.cursor.gaps.insert(12, 14);
+        let changes: [&dyn Fn(&mut Facts); 5] = [
+            &|f| f.timeline = 2,
+            &|f| f.key_at_marker = None,
+            &|f| f.key_at_marker = Some("another".into()),
+            &|f| f.last_value = 79,
+            &|f| f.checkpoint.as_mut().unwrap().history.branch = Uuid::from_u128(9),
+        ];
+        for change in changes {
+            let mut facts = facts(Some(behind.clone()), Some(80));
+            change(&mut facts);
+            let plan = decide(&marker(ahead.clone()), &facts);
+            assert_eq!(
+                (plan.case, plan.cursor.high, plan.new_branch),
+                (Case::OtherHistory, 50, true)
+            );
+            assert_eq!(plan.cursor.gaps.iter().collect::<Vec<_>>(), [(10, 14)]);
+            assert_eq!(
+                plan.suspect,
+                Some(Suspect {
+                    until: 80,
+                    since_ms: 1_004
+                })
+            );
+        }
+    }
+
+    #[test]
+    fn marker_and_checkpoint_that_cannot_be_of_one_past_are_two_histories() {
+        // The checkpoint is of an earlier page and yet further.
+        let plan = decide(
+            &marker(place(3, 9, 80)),
+            &facts(Some(place(3, 4, 90)), Some(80)),
+        );
+        assert_eq!((plan.case, plan.cursor.high), (Case::OtherHistory, 80));
+        let plan = decide(
+            &marker(place(3, 9, 80)),
+            &facts(Some(place(3, 9, 81)), Some(80)),
+        );
+        assert_eq!(plan.case, Case::OtherHistory);
+    }
+
+    #[test]
+    fn a_gap_right_at_the_lower_high_lowers_it_further() {
+        let mut other = place(3, 9, 80);
+        other.cursor.gaps.insert(49, 50);
+        let plan = decide(&marker(other), &facts(Some(place(3, 4, 50)), None));
+        assert_eq!((plan.cursor.high, plan.cursor.gaps.len()), (48, 0));
+    }
+
+    #[test]
+    fn a_missing_marker_is_told_from_a_missing_redis_by_the_stream() {
+        let mut facts = facts(Some(place(3, 9, 80)), None);
+        facts.checkpoint_stands = true;
+        let kept = decide(&MarkerFound::Missing, &facts);
+        assert_eq!((kept.case, kept.cursor.high), (Case::LostMarker, 80));
+        assert_eq!(
+            kept.suspect,
+            Some(Suspect {
+                until: 1_000,
+                since_ms: 1_009
+            })
+        );
+
+        facts.checkpoint_stands = false;
+        let replay = decide(&MarkerFound::Missing, &facts);
+        assert_eq!(
+            (replay.case, replay.cursor.high, replay.epoch),
+            (Case::Replay, 0, 4)
+        );
+        let resume = plan(&MarkerFound::Missing, &facts, OnRedisLoss::Resume).unwrap();
+        assert_eq!(
+            (resume.case, resume.cursor.high, resume.suspect),
+            (Case::Resume, 80, None)
+        );
+    }
+
+    #[test]
+    fn rows_that_were_purged_are_named() {
+        let mut facts = facts(Some(place(3, 9, 80)), None);
+        facts.purged_to = 60;
+        assert_eq!(decide(&MarkerFound::Missing, &facts).purged, Some((1, 60)));
+        facts.key_at_marker = Some("k40".into());
+        assert_eq!(
+            decide(&marker(place(3, 5, 40)), &facts).purged,
+            Some((41, 60))
+        );
+        facts.key_at_marker = Some("k70".into());
+        assert_eq!(decide(&marker(place(3, 8, 70)), &facts).purged, None);
+    }
+
+    #[test]
+    fn what_only_a_person_can_settle_is_refused() {
+        let facts = |change: &dyn Fn(&mut Facts)| {
+            let mut facts = facts(Some(place(3, 4, 50)), Some(80));
+            change(&mut facts);
+            facts
+        };
+        let refused = |found: &MarkerFound, facts: &Facts| {
+            plan(found, facts, OnRedisLoss::Replay).unwrap_err()
+        };
+        let ahead = marker(place(3, 9, 80));
+        assert_eq!(
+            refused(&ahead, &facts(&|f| f.system_id = 8)),
+            Refusal::OtherCluster {
+                cursor: 7,
+                database: 8
+            }
+        );
+        assert_eq!(
+            refused(&MarkerFound::Missing, &facts(&|f| f.system_id = 8)),
+            Refusal::OtherCluster {
+                cursor: 7,
+                database: 8
+            }
+        );
+        let mut later = place(3, 9, 80);
+        later.history.timeline = 2;
+        assert_eq!(
+            refused(&marker(later), &facts(&|_| {})),
+            Refusal::OldPrimary {
+                marker: 2,
+                database: 1
+            }
+        );
+        assert_eq!(
+            refused(&ahead, &facts(&|f| f.outbox_id = Uuid::from_u128(5))),
+            Refusal::OtherOutbox {
+                marker: OUTBOX,
+                database: Uuid::from_u128(5)
+            }
+        );
+        assert!(matches!(
+            refused(&MarkerFound::Foreign("a list".into()), &facts(&|_| {})),
+            Refusal::NotAMarker(_)
+        ));
+
+        let adopted = decide(
+            &ahead,
+            &facts(&|f| (f.system_id, f.adopted_from) = (8, vec![7])),
+        );
+        assert_eq!(
+            (adopted.case, adopted.cursor.high),
+            (Case::OtherHistory, 50)
+        );
+    }
+}
