@@ -29,7 +29,8 @@ BEGIN
     -- Which outbox this is. A dump carries it along, so a clone is told apart by its system id.
     CREATE TABLE outbox.identity (
         singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton),
-        outbox_id uuid NOT NULL DEFAULT gen_random_uuid()
+        outbox_id uuid NOT NULL DEFAULT gen_random_uuid(),
+        adopted_from bigint[] NOT NULL DEFAULT '{}'  -- system ids that `outbox-relay adopt` accepted
     );
     INSERT INTO outbox.identity DEFAULT VALUES;
 
@@ -106,7 +107,6 @@ BEGIN
         high         bigint NOT NULL,
         high_key     text NOT NULL,    -- message_key of the row at `high`; empty when `high` is 0
         redis_ms     bigint NOT NULL,  -- Redis' clock when that page was published
-        adopted_from bigint[] NOT NULL DEFAULT '{}',  -- system ids that `outbox-relay adopt` accepted
         updated_at   timestamptz NOT NULL DEFAULT now()
     );
     CREATE TABLE outbox.checkpoint_gaps (
@@ -129,6 +129,13 @@ BEGIN
         high         bigint PRIMARY KEY,
         published_at timestamptz NOT NULL DEFAULT now()
     );
+
+    -- Ids up to this one may have been purged.
+    CREATE TABLE outbox.purge (
+        singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton),
+        purged_to bigint NOT NULL DEFAULT 0
+    );
+    INSERT INTO outbox.purge DEFAULT VALUES;
 
     -- Messages that Redis refuses for what they are; whole, so that the purge may go on.
     CREATE TABLE outbox.dead_letters (
