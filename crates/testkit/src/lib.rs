@@ -1,1 +1,45 @@
-//! Real servers for tests.
+//! Real servers for tests: Postgres and Redis on private ports, the faults that happen to them, and a TCP
+//! proxy for those of the network.
+//!
+//! The files in reading order:
+//!
+//! 1. `postgres/` and `redis/`: the servers. `builder` is the set-up, `faults` what can happen to one.
+//! 2. `wait.rs`: waiting for a condition with a deadline.
+//! 3. `supervised.rs`, `process_tree.rs`, `sandbox.rs` and `watchdog.sh`: how processes are started and
+//!    killed, and why none is left when a test panics or is killed.
+//! 4. `binaries.rs`, `identity.rs`, `ports.rs`: where the servers are installed, as whom and on which port
+//!    they run.
+//! 5. `error.rs`: what went wrong, with the end of the server's log.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), outbox_testkit::Error> {
+//! use outbox_testkit::{Postgres, Redis};
+//!
+//! let postgres = Postgres::shared().await?;
+//! let database = postgres.fresh_outbox().await?;
+//! let client = postgres.connect(&database).await?;
+//! let redis = Redis::start().await?;
+//! redis.kill9().await?;
+//! redis.start_again().await?;
+//! # drop(client);
+//! # Ok(())
+//! # }
+//! ```
+
+mod binaries;
+mod error;
+mod identity;
+mod ports;
+mod postgres;
+mod process_tree;
+mod redis;
+mod sandbox;
+mod supervised;
+mod wait;
+
+pub use crate::{
+    error::Error,
+    postgres::{Postgres, PostgresBuilder, Shutdown},
+    redis::{Fsync, Persistence, Redis, RedisBuilder},
+    wait::{Probe, eventually},
+};

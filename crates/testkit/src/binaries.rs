@@ -1,0 +1,138 @@
+//! Where the servers are installed, and what to install when they are not.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
+
+use crate::Error;
+
+/// Names a directory with `initdb`, `postgres` and `pg_basebackup`; goes before everything else.
+const POSTGRES_DIR_VARIABLE: &str = "OUTBOX_POSTGRES_BIN_DIR";
+/// Names the Redis server itself; goes before everything else.
+const REDIS_VARIABLE: &str = "OUTBOX_REDIS_SERVER";
+
+/// Roots whose entries hold a `bin`: Debian, Fedora (PGDG), Homebrew on Apple and on Intel machines.
+const POSTGRES_ROOTS: [(&str, &str); 4] = [
+    ("/usr/lib/postgresql", ""),
+    ("/usr", "pgsql-"),
+    ("/opt/homebrew/opt", "postgresql@"),
+    ("/usr/local/opt", "postgresql@"),
+];
+
+const REDIS_DIRS: [&str; 6] = [
+    "/usr/bin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/opt/homebrew/bin",
+    "/opt/homebrew/opt/redis/bin",
+    "/usr/local/opt/redis/bin",
+];
+
+/// The directory with the Postgres binaries.
+pub(crate) fn postgres_dir() -> Result<PathBuf, Error> {
+    let complete = |dir: &Path| dir.join("initdb").is_file() && dir.join("postgres").is_file();
+    let remedy = "install Postgres 14 or later (Debian: apt install postgresql; Fedora: dnf install \
+                  postgresql-server; Homebrew: brew install postgresql@17)";
+    if let Some(dir) = env::var_os(POSTGRES_DIR_VARIABLE).map(PathBuf::from) {
+        if complete(&dir) {
+            return Ok(dir);
+        }
+        return Err(Error::not_installed(
+            "initdb and postgres",
+            vec![dir.display().to_string()],
+            format!("correct {POSTGRES_DIR_VARIABLE}, or unset it and {remedy}"),
+        ));
+    }
+    let mut candidates = path_dirs();
+    for (root, prefix) in POSTGRES_ROOTS {
+        candidates.extend(versioned(Path::new(root), prefix));
+    }
+    candidates.push(PathBuf::from("/usr/bin"));
+    candidates
+        .into_iter()
+        .find(|dir| complete(dir))
+        .ok_or_else(|| {
+            let mut looked_in = vec!["PATH".to_owned()];
+            looked_in.extend(POSTGRES_ROOTS.map(|(root, prefix)| format!("{root}/{prefix}*/bin")));
+            looked_in.push("/usr/bin".to_owned());
+            Error::not_installed(
+                "initdb and postgres",
+                looked_in,
+                format!("{remedy}, or name their directory in {POSTGRES_DIR_VARIABLE}"),
+            )
+        })
+}
+
+/// The Redis server.
+pub(crate) fn redis_server() -> Result<PathBuf, Error> {
+    let remedy = "install Redis 7.0 or later (Debian: apt install redis-server; Fedora: dnf install \
+                  redis; Homebrew: brew install redis)";
+    if let Some(path) = env::var_os(REDIS_VARIABLE).map(PathBuf::from) {
+        if path.is_file() {
+            return Ok(path);
+        }
+        return Err(Error::not_installed(
+            "redis-server",
+            vec![path.display().to_string()],
+            format!("correct {REDIS_VARIABLE}, or unset it and {remedy}"),
+        ));
+    }
+    let mut candidates = path_dirs();
+    candidates.extend(REDIS_DIRS.map(PathBuf::from));
+    candidates
+        .into_iter()
+        .map(|dir| dir.join("redis-server"))
+        .find(|path| path.is_file())
+        .ok_or_else(|| {
+            let mut looked_in = vec!["PATH".to_owned()];
+            looked_in.extend(REDIS_DIRS.map(str::to_owned));
+            Error::not_installed(
+                "redis-server",
+                looked_in,
+                format!("{remedy}, or name it in {REDIS_VARIABLE}"),
+            )
+        })
+}
+
+fn path_dirs() -> Vec<PathBuf> {
+    env::var_os("PATH")
+        .map(|path| env::split_paths(&path).collect())
+        .unwrap_or_default()
+}
+
+/// `root/prefixVERSION/bin` for every version there is, newest first.
+fn versioned(root: &Path, prefix: &str) -> Vec<PathBuf> {
+    let Ok(entries) = root.read_dir() else {
+        return Vec::new();
+    };
+    let mut found: Vec<(u32, PathBuf)> = entries
+        .filter_map(Result::ok)
+        .filter_map(|entry| {
+            let name = entry.file_name();
+            let version = name.to_str()?.strip_prefix(prefix)?;
+            let major = version.split('.').next()?.parse().ok()?;
+            Some((major, entry.path().join("bin")))
+        })
+        .collect();
+    found.sort_by_key(|(major, _)| std::cmp::Reverse(*major));
+    found.into_iter().map(|(_, dir)| dir).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_version_comes_first() {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["pgsql-9", "pgsql-17", "pgsql-15", "pgsql-beta", "other"] {
+            std::fs::create_dir(root.path().join(name)).unwrap();
+        }
+        let found = versioned(root.path(), "pgsql-");
+        let expected: Vec<PathBuf> = ["pgsql-17", "pgsql-15", "pgsql-9"]
+            .map(|name| root.path().join(name).join("bin"))
+            .into();
+        assert_eq!(found, expected);
+    }
+}
