@@ -31,15 +31,19 @@ mod error;
 mod identity;
 mod ports;
 mod postgres;
+mod process;
 mod process_tree;
 mod redis;
 mod sandbox;
+mod snapshot;
 mod supervised;
 mod wait;
 
 pub use crate::{
     error::Error,
-    postgres::{Postgres, PostgresBuilder, Shutdown},
-    redis::{Fsync, Persistence, Redis, RedisBuilder},
+    postgres::{Postgres, PostgresBuilder, Shutdown, StandbyBuilder},
+    process::{Output, Process, ProcessBuilder, relay, relay_binary},
+    redis::{Fsync, Keys, Persistence, Redis, RedisBuilder},
+    snapshot::Snapshot,
     wait::{Probe, eventually},
 };

@@ -7,13 +7,18 @@ use std::{
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::Mutex,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use nix::{sys::signal::Signal, unistd::Pid};
 
-use crate::{Error, identity::Identity, process_tree, sandbox, wait::POLL_INTERVAL};
+use crate::{
+    Error, identity::Identity, process_tree, sandbox, snapshot::Snapshot, wait::POLL_INTERVAL,
+};
 
 /// Writes its own process id where the watchdog looks, and becomes the server unless the watchdog has begun.
 /// In this order nothing is left running: either the watchdog finds the id, or the launcher sees its mark.
@@ -43,6 +48,8 @@ pub(crate) struct Supervised {
     dir: PathBuf,
     identity: Identity,
     child: Mutex<Option<Child>>,
+    /// Stopped by [`pause`](Self::pause), and by nothing else.
+    paused: AtomicBool,
 }
 
 impl Supervised {
@@ -54,6 +61,7 @@ impl Supervised {
             dir,
             identity,
             child: Mutex::new(None),
+            paused: AtomicBool::new(false),
         })
     }
 
@@ -128,18 +136,32 @@ impl Supervised {
 
     pub(crate) fn pause(&self) {
         if let Some(pid) = self.pid() {
+            self.paused.store(true, Ordering::SeqCst);
             process_tree::pause(pid);
         }
     }
 
     pub(crate) fn resume(&self) {
+        self.paused.store(false, Ordering::SeqCst);
         if let Some(pid) = self.pid() {
             process_tree::resume(pid);
         }
     }
 
+    /// A copy of a subdirectory at one moment: processes are stopped while it is made, and stay as they were.
+    pub(crate) async fn snapshot(&self, data_dir: &Path) -> Result<Snapshot, Error> {
+        if self.paused.load(Ordering::SeqCst) || !self.is_running() {
+            return Snapshot::take(data_dir).await;
+        }
+        self.pause();
+        let snapshot = Snapshot::take(data_dir).await;
+        self.resume();
+        snapshot
+    }
+
     /// SIGKILL to the process and all its descendants; returns when they are gone.
     pub(crate) fn kill9(&self) {
+        self.paused.store(false, Ordering::SeqCst);
         if let Some(mut child) = self.lock().take() {
             process_tree::kill9(process_tree::pid_of(child.id()));
             // It was killed: waiting cannot block, and its status says nothing new.

@@ -33,11 +33,8 @@ impl Postgres {
     pub async fn fresh_database(&self) -> Result<String, Error> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let name = format!("fresh_{}", NEXT.fetch_add(1, Ordering::Relaxed));
-        let client = self.connect_with(&self.private(), "postgres").await?;
-        client
-            .batch_execute(&CREATE_DATABASE.replace("{name}", &name))
-            .await
-            .map_err(|e| self.error(format!("create the database {name}"), e))?;
+        self.admin(&CREATE_DATABASE.replace("{name}", &name))
+            .await?;
         Ok(name)
     }
 
@@ -125,6 +122,26 @@ impl Postgres {
         // The client sees every error of the connection in its own calls.
         tokio::spawn(connection);
         Ok(client)
+    }
+
+    /// Runs one statement as the superuser, whatever `pg_hba.conf` says about TCP.
+    pub(super) async fn admin(&self, sql: &str) -> Result<(), Error> {
+        let client = self.connect_with(&self.private(), "postgres").await?;
+        client
+            .batch_execute(sql)
+            .await
+            .map_err(|e| self.error(format!("run {sql}"), e))
+    }
+
+    /// The single value that a query returns.
+    pub(super) async fn admin_value<T>(&self, sql: &str) -> Result<T, Error>
+    where
+        T: for<'a> tokio_postgres::types::FromSql<'a>,
+    {
+        let client = self.connect_with(&self.private(), "postgres").await?;
+        let row = client.query_one(sql, &[]).await;
+        row.and_then(|row| row.try_get(0))
+            .map_err(|e| self.error(format!("run {sql}"), e))
     }
 
     pub(super) fn error(&self, what: String, source: tokio_postgres::Error) -> Error {

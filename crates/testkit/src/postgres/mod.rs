@@ -3,6 +3,9 @@
 mod builder;
 mod databases;
 mod faults;
+mod snapshot;
+mod standby;
+mod system_id;
 mod template;
 
 use std::{
@@ -16,7 +19,7 @@ use std::{
 
 use tokio::sync::OnceCell;
 
-pub use self::{builder::PostgresBuilder, faults::Shutdown};
+pub use self::{builder::PostgresBuilder, faults::Shutdown, standby::StandbyBuilder};
 use crate::{Error, ports::Port, sandbox, supervised::Supervised, wait::POLL_INTERVAL};
 
 /// Recovery after a crash in the middle of heavy writes on a slow machine; past this it hangs.
@@ -37,6 +40,8 @@ pub struct Postgres {
     port: Mutex<Port>,
     /// Faults are refused on the server that other tests use too.
     shared: bool,
+    /// `primary_conninfo` of a standby.
+    upstream: Option<String>,
 }
 
 impl Postgres {
@@ -83,6 +88,7 @@ impl Postgres {
             bin_dir,
             port: Mutex::new(port),
             shared: false,
+            upstream: None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Data directories without waiting for `initdb`: made once for each set of options, then copied.
 
 use std::{
+    ffi::OsString,
     fs,
     hash::{DefaultHasher, Hash, Hasher},
     io::ErrorKind,
@@ -8,7 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Error, identity::Identity, sandbox, supervised::run_tool};
+use super::system_id;
+use crate::{Error, identity::Identity, sandbox, snapshot::copy_dir, supervised::run_tool};
 
 /// Makes `data_dir`: a fresh cluster with superuser `postgres`, which nobody needs a password for.
 pub(super) async fn create_cluster(
@@ -18,19 +20,29 @@ pub(super) async fn create_cluster(
     data_dir: &Path,
 ) -> Result<(), Error> {
     let template = template(identity, bin_dir, options).await?;
-    copy_dir(&template, data_dir).await
+    copy_dir(&template, data_dir).await?;
+    if !system_id::renew(identity, bin_dir, data_dir).await? {
+        fs::remove_dir_all(data_dir)
+            .map_err(|e| Error::io(format!("remove {}", data_dir.display()), e))?;
+        init_cluster(identity, bin_dir, options, data_dir).await?;
+    }
+    Ok(())
 }
 
-/// Copies a directory with owners, modes and times.
-pub(super) async fn copy_dir(from: &Path, to: &Path) -> Result<(), Error> {
-    // Not as the server's account: it may not be able to enter the parent of `to`.
-    run_tool(
-        &Identity::Ourselves,
-        Path::new("cp"),
-        ["-a".as_ref(), from.as_os_str(), to.as_os_str()],
-    )
-    .await
-    .map(drop)
+async fn init_cluster(
+    identity: &Identity,
+    bin_dir: &Path,
+    options: &[String],
+    data_dir: &Path,
+) -> Result<(), Error> {
+    let mut args: Vec<OsString> = ["--username=postgres", "--auth=trust", "--no-sync", "-D"]
+        .map(Into::into)
+        .into();
+    args.push(data_dir.into());
+    args.extend(options.iter().map(Into::into));
+    run_tool(identity, &bin_dir.join("initdb"), &args)
+        .await
+        .map(drop)
 }
 
 async fn template(
@@ -56,12 +68,7 @@ async fn template(
     let scratch = sandbox::new_dir("template")?;
     identity.own(&scratch)?;
     let made = scratch.join("data");
-    let mut args: Vec<String> = ["--username=postgres", "--auth=trust", "--no-sync", "-D"]
-        .map(str::to_owned)
-        .into();
-    args.push(made.display().to_string());
-    args.extend_from_slice(options);
-    run_tool(identity, &bin_dir.join("initdb"), &args).await?;
+    init_cluster(identity, bin_dir, options, &made).await?;
     let renamed = fs::rename(&made, &ready);
     // The watchdog removes what stays.
     let _ = fs::remove_dir_all(&scratch);

@@ -1,6 +1,8 @@
 //! A real Redis server on a private port, with everything that can happen to one.
 
 mod faults;
+mod replica;
+mod snapshot;
 
 use std::{
     ffi::OsString,
@@ -9,6 +11,8 @@ use std::{
     sync::Mutex,
     time::{Duration, Instant},
 };
+
+pub use self::snapshot::Keys;
 
 use ::redis::{Client, aio::MultiplexedConnection};
 
@@ -87,6 +91,7 @@ impl RedisBuilder {
             program: binaries::redis_server()?,
             port: Mutex::new(Port::reserve()?),
             options: self,
+            upstream: Mutex::new(None),
         };
         fs::create_dir(redis.data_dir())
             .map_err(|e| Error::io(format!("create {}", redis.data_dir().display()), e))?;
@@ -120,6 +125,8 @@ pub struct Redis {
     program: PathBuf,
     port: Mutex<Port>,
     options: RedisBuilder,
+    /// The port of the master, where this is a replica; kept over restarts.
+    upstream: Mutex<Option<u16>>,
 }
 
 impl Redis {
@@ -255,12 +262,22 @@ impl Redis {
         if let Some(password) = &self.options.password {
             args.extend(["--requirepass".into(), password.into()]);
         }
+        if let Some(master) = *self.lock_upstream() {
+            let master = master.to_string();
+            args.extend(["--replicaof", "127.0.0.1", &master].map(Into::into));
+        }
         args.extend(self.options.args.iter().map(Into::into));
         args
     }
 
     fn error(&self, what: String, source: ::redis::RedisError) -> Error {
         Error::redis(what, source, self.server.log_tail())
+    }
+
+    fn lock_upstream(&self) -> std::sync::MutexGuard<'_, Option<u16>> {
+        self.upstream
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn lock_port(&self) -> std::sync::MutexGuard<'_, Port> {
