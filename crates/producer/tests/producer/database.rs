@@ -49,6 +49,11 @@ impl Database {
         self.server.url(&self.name)
     }
 
+    /// The same through another port.
+    pub(crate) fn url_via(&self, port: u16) -> String {
+        self.server.url_via(port, &self.name)
+    }
+
     /// Committed messages.
     pub(crate) async fn count(&self) -> i64 {
         let count = "SELECT count(*) FROM outbox.messages";

@@ -99,147 +99,154 @@ fn json_of(bytes: usize) -> String {
     format!("\"{}\"", "x".repeat(bytes - 2))
 }
 
-/// (what, passes, is refused on both sides, field, constraint)
-fn boundaries() -> Vec<(&'static str, Fields, Fields, &'static str, &'static str)> {
-    let good = Fields::good;
-    let topic = |topic: String| Fields { topic, ..good() };
-    let message_key = |message_key: String| Fields {
-        message_key,
-        ..good()
-    };
-    let ordering_key = |key: String| Fields {
-        ordering_key: Some(key),
-        ..good()
-    };
-    let event_type = |event_type: String| Fields {
-        event_type: Some(event_type),
-        ..good()
-    };
-    let payload = |bytes: usize| Fields {
-        payload: Some(json_of(bytes)),
-        ..good()
-    };
-    let headers = |bytes: usize| Fields {
-        headers: Some(headers_of(bytes)),
-        ..good()
-    };
-    let x = |length: usize| "x".repeat(length);
-    // Two bytes each: what counts is bytes.
-    let e = |length: usize| "é".repeat(length / 2);
-    vec![
-        (
-            "longest topic",
-            topic(x(limits::TOPIC_CHARS_MAX)),
-            topic(x(limits::TOPIC_CHARS_MAX + 1)),
-            "topic",
-            "messages_topic_check",
-        ),
-        (
-            "shortest topic",
-            topic(x(1)),
-            topic(x(0)),
-            "topic",
-            "messages_topic_check",
-        ),
-        (
-            "longest message key",
-            message_key(x(limits::MESSAGE_KEY_BYTES_MAX)),
-            message_key(x(limits::MESSAGE_KEY_BYTES_MAX + 1)),
-            "message_key",
-            "messages_message_key_check",
-        ),
-        (
-            "message key in bytes",
-            message_key(e(limits::MESSAGE_KEY_BYTES_MAX)),
-            message_key(e(limits::MESSAGE_KEY_BYTES_MAX) + "x"),
-            "message_key",
-            "messages_message_key_check",
-        ),
-        (
-            "shortest message key",
-            message_key(x(1)),
-            message_key(x(0)),
-            "message_key",
-            "messages_message_key_check",
-        ),
-        (
-            "longest ordering key",
-            ordering_key(x(limits::ORDERING_KEY_BYTES_MAX)),
-            ordering_key(x(limits::ORDERING_KEY_BYTES_MAX + 1)),
-            "ordering_key",
-            "messages_ordering_key_check",
-        ),
-        (
-            "ordering key in bytes",
-            ordering_key(e(limits::ORDERING_KEY_BYTES_MAX)),
-            ordering_key(e(limits::ORDERING_KEY_BYTES_MAX) + "x"),
-            "ordering_key",
-            "messages_ordering_key_check",
-        ),
-        (
-            "shortest ordering key",
-            ordering_key(x(1)),
-            ordering_key(x(0)),
-            "ordering_key",
-            "messages_ordering_key_check",
-        ),
-        (
-            "longest event type",
-            event_type(x(limits::EVENT_TYPE_BYTES_MAX)),
-            event_type(x(limits::EVENT_TYPE_BYTES_MAX + 1)),
-            "event_type",
-            "messages_event_type_check",
-        ),
-        (
-            "event type in bytes",
-            event_type(e(limits::EVENT_TYPE_BYTES_MAX)),
-            event_type(e(limits::EVENT_TYPE_BYTES_MAX) + "x"),
-            "event_type",
-            "messages_event_type_check",
-        ),
-        (
-            "shortest event type",
-            event_type(x(1)),
-            event_type(x(0)),
-            "event_type",
-            "messages_event_type_check",
-        ),
-        (
-            "longest content type",
-            Fields::binary(1, &x(limits::CONTENT_TYPE_CHARS_MAX)),
-            Fields::binary(1, &x(limits::CONTENT_TYPE_CHARS_MAX + 1)),
-            "content_type",
-            "messages_content_type_check",
-        ),
-        (
-            "shortest content type",
-            Fields::binary(0, "x"),
-            Fields::binary(0, ""),
-            "content_type",
-            "messages_content_type_check",
-        ),
-        (
-            "largest payload",
-            payload(limits::PAYLOAD_BYTES_MAX),
-            payload(limits::PAYLOAD_BYTES_MAX + 1),
-            "payload",
-            "messages_payload_size_check",
-        ),
-        (
-            "largest binary payload",
-            Fields::binary(limits::PAYLOAD_BYTES_MAX, "x"),
-            Fields::binary(limits::PAYLOAD_BYTES_MAX + 1, "x"),
-            "payload",
-            "messages_payload_size_check",
-        ),
-        (
-            "largest headers",
-            headers(limits::HEADERS_BYTES_MAX),
-            headers(limits::HEADERS_BYTES_MAX + 1),
-            "headers",
-            "messages_headers_check",
-        ),
+/// A limit: what just passes, and what is refused on both sides, by the name of its field here and of its
+/// constraint there.
+struct Boundary {
+    what: String,
+    passes: Fields,
+    refused: Fields,
+    field: &'static str,
+    constraint: &'static str,
+}
+
+impl Boundary {
+    fn new(
+        what: &str,
+        passes: Fields,
+        refused: Fields,
+        field: &'static str,
+        constraint: &'static str,
+    ) -> Self {
+        let what = format!("{what} {field}");
+        Self {
+            what,
+            passes,
+            refused,
+            field,
+            constraint,
+        }
+    }
+}
+
+/// A text that must not be empty, and is measured in bytes.
+fn of_text(
+    bytes_max: usize,
+    field: &'static str,
+    constraint: &'static str,
+    set: fn(String) -> Fields,
+) -> [Boundary; 3] {
+    let new =
+        |what, passes, refused| Boundary::new(what, set(passes), set(refused), field, constraint);
+    let accents = "é".repeat(bytes_max / 2);
+    [
+        new("shortest", "x".to_owned(), String::new()),
+        new("longest", "x".repeat(bytes_max), "x".repeat(bytes_max + 1)),
+        // Two bytes each; the characters are half as many as the limit.
+        new("longest non-ASCII", accents.clone(), accents + "x"),
     ]
+}
+
+/// The lengths of names that have to be ASCII.
+fn of_ascii(
+    chars_max: usize,
+    field: &'static str,
+    constraint: &'static str,
+    set: fn(String) -> Fields,
+) -> [Boundary; 2] {
+    let new =
+        |what, passes, refused| Boundary::new(what, set(passes), set(refused), field, constraint);
+    [
+        new("shortest", "x".to_owned(), String::new()),
+        new("longest", "x".repeat(chars_max), "x".repeat(chars_max + 1)),
+    ]
+}
+
+/// The most bytes that a field may have.
+fn of_size(
+    bytes_max: usize,
+    field: &'static str,
+    constraint: &'static str,
+    set: fn(usize) -> Fields,
+) -> [Boundary; 1] {
+    [Boundary::new(
+        "largest",
+        set(bytes_max),
+        set(bytes_max + 1),
+        field,
+        constraint,
+    )]
+}
+
+fn boundaries() -> Vec<Boundary> {
+    let mut all = Vec::new();
+    all.extend(of_ascii(
+        limits::TOPIC_CHARS_MAX,
+        "topic",
+        "messages_topic_check",
+        |topic| Fields {
+            topic,
+            ..Fields::good()
+        },
+    ));
+    all.extend(of_ascii(
+        limits::CONTENT_TYPE_CHARS_MAX,
+        "content_type",
+        "messages_content_type_check",
+        |content_type| Fields::binary(1, &content_type),
+    ));
+    all.extend(of_text(
+        limits::MESSAGE_KEY_BYTES_MAX,
+        "message_key",
+        "messages_message_key_check",
+        |message_key| Fields {
+            message_key,
+            ..Fields::good()
+        },
+    ));
+    all.extend(of_text(
+        limits::ORDERING_KEY_BYTES_MAX,
+        "ordering_key",
+        "messages_ordering_key_check",
+        |key| Fields {
+            ordering_key: Some(key),
+            ..Fields::good()
+        },
+    ));
+    all.extend(of_text(
+        limits::EVENT_TYPE_BYTES_MAX,
+        "event_type",
+        "messages_event_type_check",
+        |event_type| Fields {
+            event_type: Some(event_type),
+            ..Fields::good()
+        },
+    ));
+    let payload_size = "messages_payload_size_check";
+    all.extend(of_size(
+        limits::PAYLOAD_BYTES_MAX,
+        "payload",
+        payload_size,
+        |bytes| Fields {
+            payload: Some(json_of(bytes)),
+            ..Fields::good()
+        },
+    ));
+    all.extend(of_size(
+        limits::PAYLOAD_BYTES_MAX,
+        "payload",
+        payload_size,
+        |bytes| Fields::binary(bytes, "a/b"),
+    ));
+    all.extend(of_size(
+        limits::HEADERS_BYTES_MAX,
+        "headers",
+        "messages_headers_check",
+        |bytes| Fields {
+            headers: Some(headers_of(bytes)),
+            ..Fields::good()
+        },
+    ));
+    all
 }
 
 #[tokio::test]
@@ -247,7 +254,14 @@ async fn both_sides_agree_at_every_boundary() {
     let database = Database::outbox().await;
     let mut client = database.client().await;
     let mut covered: BTreeSet<&str> = BTreeSet::new();
-    for (what, passes, refused, field, constraint) in boundaries() {
+    for Boundary {
+        what,
+        passes,
+        refused,
+        field,
+        constraint,
+    } in boundaries()
+    {
         assert_eq!(passes.refused_here(), None, "{what}");
         assert_eq!(passes.refused_there(&mut client).await, None, "{what}");
         assert_eq!(refused.refused_here(), Some(field), "{what}");
