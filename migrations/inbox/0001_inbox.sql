@@ -12,7 +12,10 @@ BEGIN
                 USING ERRCODE = 'duplicate_schema',
                       HINT = 'Rename or drop that schema, or use another database.';
         END IF;
-        IF EXISTS (SELECT FROM inbox.schema_version WHERE version >= 1) THEN
+        -- The catalog too: it is always current. Where the database's default isolation is REPEATABLE READ
+        -- or above, the row of a migration that this one has waited for cannot be seen.
+        IF EXISTS (SELECT FROM inbox.schema_version WHERE version >= 1)
+           OR to_regclass('inbox.applied') IS NOT NULL THEN
             RETURN;
         END IF;
     ELSE
@@ -50,6 +53,7 @@ BEGIN
         stream         text NOT NULL,
         entry_id       text NOT NULL,
         topic          text NOT NULL,
+        message_id     bigint,
         message_key    text,
         ordering_key   text,
         event_type     text,

@@ -1,1 +1,65 @@
-//! Applies each message once.
+//! Applies each outbox message once: consumer groups on Redis Streams, with the inbox in the handler's
+//! own Postgres transaction.
+//!
+//! A message is delivered at least once by Redis and takes effect exactly once, because its key is
+//! recorded in `inbox.applied` by the same transaction that the handler writes with. It is
+//! acknowledged only after that transaction has been committed durably.
+//!
+//! ```no_run
+//! use outbox_consumer::{Consumer, Message, Transaction};
+//!
+//! async fn ship(tx: &Transaction<'_>, message: &Message) -> Result<(), tokio_postgres::Error> {
+//!     let order = message.message_key();
+//!     tx.execute("INSERT INTO shipments (order_key) VALUES ($1)", &[&order]).await?;
+//!     Ok(())
+//! }
+//!
+//! # async fn example(pool: deadpool_postgres::Pool) -> Result<(), Box<dyn std::error::Error>> {
+//! let redis = redis::Client::open("redis://127.0.0.1:6379")?;
+//! let consumer = Consumer::builder(pool, redis, "shipping").topic("orders").build()?;
+//! consumer.run(ship, async { tokio::signal::ctrl_c().await.unwrap_or_default() }).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The files in the order of a message's way:
+//!
+//! 1. `builder.rs`, `consumer.rs`: the settings, and what runs a consumer and stops it.
+//! 2. `member.rs`: the loop of one member of the group.
+//! 3. `reader.rs`, `recovery.rs`, `link.rs`, `replies.rs`: what is handled next, and how it is had from Redis.
+//! 4. `message.rs`: a stream entry as a message.
+//! 5. `worker.rs`: a batch until each of its messages is settled.
+//! 6. `inbox.rs`, `handler.rs`: the transaction that makes a message take effect once.
+//! 7. `failures.rs`, `dead_letters.rs`: attempts that are counted, and what is set aside.
+//! 8. `decision.rs`: what an error means. `patience.rs`, `backoff.rs`, `trouble.rs`, `queries.rs`, `counters.rs`, `error.rs`.
+
+mod backoff;
+mod builder;
+mod consumer;
+mod counters;
+mod dead_letters;
+mod decision;
+mod error;
+mod failures;
+mod handler;
+mod inbox;
+mod link;
+mod member;
+mod message;
+mod patience;
+mod queries;
+mod reader;
+mod recovery;
+mod replies;
+mod trouble;
+mod worker;
+
+pub use crate::{
+    builder::Builder,
+    consumer::Consumer,
+    counters::{Counters, CountersSnapshot},
+    error::{Error, HandlerError},
+    message::Message,
+};
+/// The transaction that a handler writes with, which also records the message as applied.
+pub use deadpool_postgres::Transaction;

@@ -1,0 +1,325 @@
+//! The settings of a consumer: raw in the builder, checked and complete afterwards.
+
+use std::{sync::Arc, time::Duration};
+
+use deadpool_postgres::Pool;
+
+use crate::{Consumer, Error, backoff::Pace, message::Source};
+
+/// Bounds of the settings; each is named in the documentation of its method.
+const NAME_BYTES_MAX: usize = 200;
+const BATCH_MAX: usize = 10_000;
+const CLAIM_AFTER_MIN: Duration = Duration::from_millis(100);
+const CLAIM_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// Longest wait of one read, so that a stop and the walk for dead members' entries are never far.
+const BLOCK_MAX: Duration = Duration::from_secs(2);
+
+/// Settings of a [`Consumer`], each with its default; made by [`Consumer::builder`].
+#[derive(Clone)]
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct Builder {
+    pool: Pool,
+    redis: redis::Client,
+    group: String,
+    topics: Vec<String>,
+    stream_prefix: String,
+    name: Option<String>,
+    batch: usize,
+    claim_after: Duration,
+    max_attempts: u32,
+    retry: Pace,
+    outage: Pace,
+    response_timeout: Duration,
+    grace: Duration,
+}
+
+/// Checked settings.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    pub(crate) pool: Pool,
+    pub(crate) redis: redis::Client,
+    pub(crate) group: String,
+    pub(crate) sources: Vec<Arc<Source>>,
+    pub(crate) name: String,
+    pub(crate) batch: usize,
+    pub(crate) claim_after: Duration,
+    pub(crate) block: Duration,
+    pub(crate) max_attempts: u32,
+    pub(crate) retry: Pace,
+    pub(crate) outage: Pace,
+    pub(crate) response_timeout: Duration,
+    pub(crate) grace: Duration,
+}
+
+impl Builder {
+    pub(crate) fn new(pool: Pool, redis: redis::Client, group: String) -> Self {
+        Self {
+            pool,
+            redis,
+            group,
+            topics: Vec::new(),
+            stream_prefix: String::new(),
+            name: None,
+            batch: 100,
+            claim_after: Duration::from_secs(60),
+            max_attempts: 5,
+            retry: Pace {
+                initial: Duration::from_millis(200),
+                cap: Duration::from_secs(30),
+            },
+            outage: Pace {
+                initial: Duration::from_millis(100),
+                cap: Duration::from_secs(5),
+            },
+            response_timeout: Duration::from_secs(5),
+            grace: Duration::from_secs(8),
+        }
+    }
+
+    /// Consumes this topic, besides those named before. At least one is needed.
+    pub fn topic(mut self, topic: impl Into<String>) -> Self {
+        self.topics.push(topic.into());
+        self
+    }
+
+    /// Consumes these topics, besides those named before.
+    pub fn topics<T: Into<String>>(mut self, topics: impl IntoIterator<Item = T>) -> Self {
+        self.topics.extend(topics.into_iter().map(Into::into));
+        self
+    }
+
+    /// What stands before the topic in the key of its stream: the relay's `--stream-prefix`.
+    /// Default: nothing.
+    pub fn stream_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.stream_prefix = prefix.into();
+        self
+    }
+
+    /// The name of this member in its group, 1 to 200 bytes, different for each running process. A name
+    /// that stays the same over restarts lets a member take up its own pending entries at once instead of
+    /// after [`claim_after`](Self::claim_after). Default: host name, process id and a random part.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// The most messages that one transaction applies, 1 to 10,000. Their payloads (up to 8 MiB each) are in
+    /// memory together. Default: 100.
+    pub fn batch(mut self, messages_max: usize) -> Self {
+        self.batch = messages_max;
+        self
+    }
+
+    /// How long an entry stays with a member that does not acknowledge it before another member takes it
+    /// over, 100 ms to a day. It should be longer than a batch takes; if it is not, the inbox still keeps
+    /// the effects single, at the price of work done twice. Default: 60 s.
+    pub fn claim_after(mut self, idle: Duration) -> Self {
+        self.claim_after = idle;
+        self
+    }
+
+    /// After how many counted attempts a message becomes a dead letter, at least 1. Default: 5.
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.max_attempts = attempts;
+        self
+    }
+
+    /// The wait after a failed attempt: it starts at `initial`, doubles up to `cap`, and is spread by half.
+    /// Default: 200 ms and 30 s.
+    pub fn retry_backoff(mut self, initial: Duration, cap: Duration) -> Self {
+        self.retry = Pace { initial, cap };
+        self
+    }
+
+    /// The wait between tries while a server is out, in the same form. Default: 100 ms and 5 s.
+    pub fn outage_backoff(mut self, initial: Duration, cap: Duration) -> Self {
+        self.outage = Pace { initial, cap };
+        self
+    }
+
+    /// How long a server may take to accept a connection or to answer a statement of this crate before
+    /// the connection counts as lost. Handlers are not limited. Default: 5 s.
+    pub fn response_timeout(mut self, timeout: Duration) -> Self {
+        self.response_timeout = timeout;
+        self
+    }
+
+    /// How long a running batch may go on after the stop signal; then it is broken off and stays pending.
+    /// One more second may pass until the consumer has left its group. Default: 8 s.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// Checks the settings. Connects to nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`] names the first setting that is missing or out of its bounds.
+    pub fn build(self) -> Result<Consumer, Error> {
+        check_name("group", &self.group)?;
+        let name = self.name.unwrap_or_else(default_name);
+        check_name("name", &name)?;
+        if self.topics.is_empty() {
+            return Err(refused("topic", "at least one is needed"));
+        }
+        let mut sources: Vec<Arc<Source>> = Vec::with_capacity(self.topics.len());
+        for topic in self.topics {
+            check_topic(&topic)?;
+            let stream = format!("{}{topic}", self.stream_prefix);
+            if !sources.iter().any(|source| source.topic == topic) {
+                sources.push(Arc::new(Source { topic, stream }));
+            }
+        }
+        check(
+            "batch",
+            (1..=BATCH_MAX).contains(&self.batch),
+            "must be 1 to 10,000",
+        )?;
+        check(
+            "claim_after",
+            (CLAIM_AFTER_MIN..=CLAIM_AFTER_MAX).contains(&self.claim_after),
+            "must be 100 ms to 24 h",
+        )?;
+        check("max_attempts", self.max_attempts >= 1, "must be at least 1")?;
+        check_pace("retry_backoff", self.retry)?;
+        check_pace("outage_backoff", self.outage)?;
+        check(
+            "response_timeout",
+            !self.response_timeout.is_zero(),
+            "must be longer than 0",
+        )?;
+        Ok(Consumer::new(Settings {
+            pool: self.pool,
+            redis: self.redis,
+            group: self.group,
+            sources,
+            name,
+            batch: self.batch,
+            claim_after: self.claim_after,
+            block: (self.claim_after / 2).min(BLOCK_MAX),
+            max_attempts: self.max_attempts,
+            retry: self.retry,
+            outage: self.outage,
+            response_timeout: self.response_timeout,
+            grace: self.grace,
+        }))
+    }
+}
+
+impl std::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Builder")
+            .field("group", &self.group)
+            .field("topics", &self.topics)
+            .finish_non_exhaustive()
+    }
+}
+
+fn refused(field: &'static str, problem: impl Into<String>) -> Error {
+    Error::Setting {
+        field,
+        problem: problem.into(),
+    }
+}
+
+fn check(field: &'static str, holds: bool, problem: &str) -> Result<(), Error> {
+    if holds {
+        Ok(())
+    } else {
+        Err(refused(field, problem))
+    }
+}
+
+fn check_name(field: &'static str, name: &str) -> Result<(), Error> {
+    let fits = (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
+    check(
+        field,
+        fits,
+        "must be 1 to 200 bytes without control characters",
+    )
+}
+
+fn check_topic(topic: &str) -> Result<(), Error> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let fits = (1..=NAME_BYTES_MAX).contains(&topic.len()) && topic.bytes().all(allowed);
+    if fits {
+        Ok(())
+    } else {
+        Err(refused(
+            "topic",
+            format!("{topic:?} must be 1 to 200 of A-Z a-z 0-9 . _ -"),
+        ))
+    }
+}
+
+fn check_pace(field: &'static str, pace: Pace) -> Result<(), Error> {
+    check(
+        field,
+        !pace.initial.is_zero() && pace.initial <= pace.cap,
+        "must start above 0 and not above its cap",
+    )
+}
+
+fn default_name() -> String {
+    let host = std::env::var("HOSTNAME")
+        .ok()
+        .or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok())
+        .unwrap_or_default();
+    let host: String = host
+        .trim()
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(40)
+        .collect();
+    let host = if host.is_empty() { "host" } else { &host };
+    let random = uuid::Uuid::new_v4().simple().to_string();
+    format!("{host}-{}-{}", std::process::id(), &random[..8])
+}
+
+#[cfg(test)]
+mod tests {
+    use deadpool_postgres::Manager;
+
+    use super::*;
+
+    fn builder() -> Builder {
+        let manager = Manager::new(tokio_postgres::Config::new(), tokio_postgres::NoTls);
+        let pool = Pool::builder(manager).build().unwrap();
+        Builder::new(
+            pool,
+            redis::Client::open("redis://localhost").unwrap(),
+            "shipping".to_owned(),
+        )
+    }
+
+    #[test]
+    fn a_setting_out_of_bounds_is_named() {
+        let ms = Duration::from_millis;
+        let good = || builder().topic("orders");
+        let cases: [(Builder, &str); 10] = [
+            (builder(), "topic"),
+            (builder().topic("no:colon"), "topic"),
+            (good().name(""), "name"),
+            (good().name("x".repeat(201)), "name"),
+            (good().batch(0), "batch"),
+            (good().claim_after(ms(99)), "claim_after"),
+            (good().max_attempts(0), "max_attempts"),
+            (good().retry_backoff(ms(0), ms(1)), "retry_backoff"),
+            (good().outage_backoff(ms(2), ms(1)), "outage_backoff"),
+            (good().response_timeout(ms(0)), "response_timeout"),
+        ];
+        for (builder, expected) in cases {
+            match builder.build() {
+                Err(Error::Setting { field, .. }) => assert_eq!(field, expected),
+                other => panic!("{expected}: {other:?}"),
+            }
+        }
+        assert!(good().build().is_ok());
+    }
+
+    #[test]
+    fn default_names_differ() {
+        assert_ne!(default_name(), default_name());
+    }
+}

@@ -1,0 +1,191 @@
+//! What runs a consumer and stops it.
+
+use std::time::Duration;
+
+use deadpool_postgres::{Pool, Transaction};
+use tokio::{runtime::Handle, sync::oneshot};
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, Span, instrument::WithSubscriber as _, warn};
+
+use crate::{
+    Builder, Counters, Error, HandlerError, Message,
+    builder::Settings,
+    handler::{Apply, PerBatch, PerMessage},
+    member::Member,
+    patience::Patience,
+};
+
+/// One member of a consumer group, ready to run.
+///
+/// A handler writes with the transaction it is given and nothing else: what it does elsewhere is not
+/// undone when the transaction is, and is done again when the message comes again. It must not commit
+/// or roll back that transaction. If it fails, all of the transaction is rolled back.
+///
+/// One member applies its batches one after the other, in the order of each stream, and uses one
+/// connection of the pool. For more throughput, run several members.
+#[must_use = "a consumer does nothing until it is run"]
+pub struct Consumer {
+    settings: Settings,
+    counters: Counters,
+}
+
+impl Consumer {
+    /// Starts the settings of a consumer: `pool` leads to the database with the schema `inbox` and the
+    /// handler's tables, `redis` to the server the relay publishes to, and `group` names the consumer group,
+    /// 1 to 200 bytes. Each group gets each message once.
+    pub fn builder(pool: Pool, redis: redis::Client, group: impl Into<String>) -> Builder {
+        Builder::new(pool, redis, group.into())
+    }
+
+    pub(crate) fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            counters: Counters::default(),
+        }
+    }
+
+    /// The counts of this consumer, to be kept while it runs.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters.clone()
+    }
+
+    /// The name of this member in its group.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.settings.name
+    }
+
+    /// Calls `handler` for each message until `shutdown` is done.
+    ///
+    /// The handler is an async function or closure. Its future need not be [`Send`]: it runs on a thread
+    /// of its own, with the I/O and timers of the runtime this is called in. It is called with the fresh
+    /// messages of a batch one after the other, all in one transaction; when one fails, the batch is rolled
+    /// back and its messages run again, each in a transaction of its own.
+    ///
+    /// After `shutdown` the running batch is finished and acknowledged if the grace period allows; all else
+    /// stays pending for the other members. That is `Ok`.
+    ///
+    /// # Errors
+    ///
+    /// At the start: the inbox schema is missing or of another version, or a server refuses the
+    /// credentials. Later: only if the pool is closed. Servers that are down are waited for.
+    ///
+    /// # Panics
+    ///
+    /// If it is not called within a Tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future breaks the running batch off at its next await: it is rolled back and stays
+    /// pending. Nothing is lost or doubled, but others take over only after the claim time.
+    pub async fn run<F, E>(
+        self,
+        handler: F,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), Error>
+    where
+        F: AsyncFn(&Transaction<'_>, &Message) -> Result<(), E> + Send + 'static,
+        E: Into<HandlerError> + 'static,
+    {
+        self.drive(PerMessage::new(handler), shutdown).await
+    }
+
+    /// Like [`run`](Self::run), but calls `handler` once with all fresh messages of a batch: 1 up to the
+    /// batch size, of one topic, in the order of the stream. An error is an error of the whole batch, which
+    /// then comes again message by message, as slices of one.
+    ///
+    /// # Errors
+    ///
+    /// As for [`run`](Self::run).
+    ///
+    /// # Panics
+    ///
+    /// As for [`run`](Self::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`run`](Self::run).
+    pub async fn run_batches<F, E>(
+        self,
+        handler: F,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), Error>
+    where
+        F: AsyncFn(&Transaction<'_>, &[Message]) -> Result<(), E> + Send + 'static,
+        E: Into<HandlerError> + 'static,
+    {
+        self.drive(PerBatch::new(handler), shutdown).await
+    }
+
+    /// Runs the member on a thread of its own. Whether the future of an async closure is `Send` cannot be
+    /// written down in stable Rust, and this way it need not be.
+    async fn drive<A>(self, handler: A, shutdown: impl Future<Output = ()>) -> Result<(), Error>
+    where
+        A: Apply + Send + 'static,
+    {
+        let stop = CancellationToken::new();
+        let abandoned = CancellationToken::new();
+        let _abandon_on_drop = abandoned.clone().drop_guard();
+        let (done, mut ended) = oneshot::channel();
+        let runtime = Handle::current();
+        let span = Span::current();
+        let dispatch = tracing::dispatcher::get_default(Clone::clone);
+        let thread_stop = stop.clone();
+        std::thread::Builder::new()
+            .name("outbox-consumer".to_owned())
+            .spawn(move || {
+                let supervised = self.supervise(handler, thread_stop, abandoned);
+                let result =
+                    runtime.block_on(supervised.instrument(span).with_subscriber(dispatch));
+                // Nobody listens any more if the future was dropped.
+                let _ = done.send(result);
+            })
+            .map_err(Error::Thread)?;
+        tokio::select! {
+            result = &mut ended => return result.unwrap_or(Err(Error::Ended)),
+            () = shutdown => stop.cancel(),
+        }
+        ended.await.unwrap_or(Err(Error::Ended))
+    }
+
+    async fn supervise<A: Apply>(
+        self,
+        handler: A,
+        stop: CancellationToken,
+        abandoned: CancellationToken,
+    ) -> Result<(), Error> {
+        let grace = self.settings.grace;
+        let patience = Patience {
+            pace: self.settings.outage,
+            stop: stop.clone(),
+            counters: self.counters.clone(),
+        };
+        let mut member = Member::new(self.settings, handler, patience);
+        let result = tokio::select! {
+            biased;
+            () = abandoned.cancelled() => return Ok(()),
+            result = member.work() => result,
+            () = grace_is_over(stop, grace) => {
+                warn!(grace_ms = grace.as_millis(), "the running batch is broken off and stays pending");
+                Ok(())
+            }
+        };
+        member.leave().await;
+        result
+    }
+}
+
+async fn grace_is_over(stop: CancellationToken, grace: Duration) {
+    stop.cancelled().await;
+    tokio::time::sleep(grace).await;
+}
+
+impl std::fmt::Debug for Consumer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Consumer")
+            .field("group", &self.settings.group)
+            .field("name", &self.settings.name)
+            .finish_non_exhaustive()
+    }
+}

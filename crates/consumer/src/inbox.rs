@@ -1,0 +1,265 @@
+//! The transaction that makes a message take effect once: its key and the handler's writes, together.
+
+use std::{collections::HashSet, time::Duration};
+
+use deadpool_postgres::{Object, Pool, Transaction};
+use tokio::time::timeout;
+use tokio_postgres::types::ToSql;
+
+use crate::{
+    Error, Message,
+    decision::{Decision, Fault, Origin},
+    handler::Apply,
+    queries,
+    trouble::Trouble,
+};
+
+/// The versions of the inbox schema that this crate works with. Versions below 100 only add to the
+/// first, so that a schema that was migrated ahead of a rolling upgrade is no reason to refuse.
+const SCHEMA_VERSION_MIN: i32 = 1;
+const SCHEMA_VERSION_MAX: i32 = 99;
+
+/// The inbox of one group.
+pub(crate) struct Inbox {
+    pool: Pool,
+    pub(crate) group: String,
+    response_timeout: Duration,
+    /// What a transaction of this crate begins with.
+    opening: String,
+}
+
+/// What became of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Applied {
+    /// Messages whose effect was committed now; the others had taken effect before.
+    pub(crate) fresh: usize,
+}
+
+impl Inbox {
+    pub(crate) fn new(pool: Pool, group: String, response_timeout: Duration) -> Self {
+        // Below the response timeout, so that the server gives up a wait for another member's key before
+        // we give up the connection; else each try would leave a waiting backend behind.
+        let lock_timeout_ms = (response_timeout.as_millis() * 4 / 5).max(1);
+        let opening = format!(
+            "{}; SET LOCAL lock_timeout = {lock_timeout_ms}",
+            queries::DURABLE
+        );
+        Self {
+            pool,
+            group,
+            response_timeout,
+            opening,
+        }
+    }
+
+    /// Whether the database has an inbox that this crate can use.
+    pub(crate) async fn check(&self) -> Result<Result<(), Error>, Trouble> {
+        let connection = self.connect().await?;
+        let row = self
+            .bounded(connection.query_one(queries::SCHEMA_EXISTS, &[]))
+            .await?;
+        let encoding: String = row.get(0);
+        if encoding != "UTF8" {
+            return Ok(Err(Error::Encoding(encoding)));
+        }
+        let found = if row.get(1) {
+            self.bounded(connection.query_one(queries::SCHEMA_VERSION, &[]))
+                .await?
+                .get(0)
+        } else {
+            0
+        };
+        if (SCHEMA_VERSION_MIN..=SCHEMA_VERSION_MAX).contains(&found) {
+            return Ok(Ok(()));
+        }
+        Ok(Err(Error::Schema {
+            found,
+            min: SCHEMA_VERSION_MIN,
+            max: SCHEMA_VERSION_MAX,
+        }))
+    }
+
+    /// Applies messages of one topic in one transaction: all of them, or on trouble none.
+    ///
+    /// `Ok` says that the effects and the keys are committed and flushed. A crash before that leaves
+    /// nothing, and the entries are still pending; a crash after it leaves entries that are delivered
+    /// again, found in the inbox and acknowledged without the handler. If the reply to COMMIT is lost,
+    /// this reports an outage, and the next try finds out by the keys.
+    ///
+    /// The messages may be reordered: fresh ones stay in their order, before those already applied.
+    /// `forget_attempts` also deletes what is recorded of earlier attempts.
+    pub(crate) async fn apply<A: Apply>(
+        &self,
+        handler: &A,
+        messages: &mut Vec<Message>,
+        forget_attempts: bool,
+    ) -> Result<Applied, Trouble> {
+        let mut connection = self.connect().await?;
+        let result = self
+            .apply_on(&mut connection, handler, messages, forget_attempts)
+            .await;
+        match &result {
+            Ok(_) => {}
+            Err(trouble) if trouble.decision() == Decision::CountAttempt => {
+                // A plan that a schema change has made invalid must not fail every further attempt.
+                connection.statement_cache.clear();
+            }
+            Err(trouble) => self.give_up(connection, trouble),
+        }
+        result
+    }
+
+    async fn apply_on<A: Apply>(
+        &self,
+        connection: &mut Object,
+        handler: &A,
+        messages: &mut Vec<Message>,
+        forget_attempts: bool,
+    ) -> Result<Applied, Trouble> {
+        let take_keys = self
+            .bounded(connection.prepare_cached(queries::TAKE_KEYS))
+            .await?;
+        let still_ours = self
+            .bounded(connection.prepare_cached(queries::STILL_OURS))
+            .await?;
+        let transaction = self.bounded(connection.transaction()).await?;
+
+        let Some(first) = messages.first() else {
+            return Ok(Applied { fresh: 0 });
+        };
+        let topic = first.topic().to_owned();
+        let keys: Vec<&str> = messages.iter().map(Message::message_key).collect();
+        let parameters: [&(dyn ToSql + Sync); 3] = [&self.group, &topic, &keys];
+        // Sent together: one round trip. The lock timeout is for our own statement, not for the handler's.
+        let (opened, taken, unlimited) = tokio::join!(
+            self.bounded(transaction.batch_execute(&self.opening)),
+            self.bounded(transaction.query(&take_keys, &parameters)),
+            self.bounded(transaction.batch_execute("SET LOCAL lock_timeout TO DEFAULT")),
+        );
+        opened?;
+        let taken = taken?;
+        unlimited?;
+
+        let transaction_id: Option<String> = taken.first().map(|row| row.get(1));
+        let fresh = fresh_first(messages, taken.iter().map(|row| row.get(0)).collect());
+        if let Some(transaction_id) = transaction_id {
+            let handled = self.handle(&transaction, handler, &messages[..fresh]).await;
+            if let Err(trouble) = handled {
+                return Err(self.rolled_back(transaction, trouble).await);
+            }
+            let now = self
+                .bounded(transaction.query_one(&still_ours, &[]))
+                .await
+                .map_err(Trouble::of_handler)?;
+            if now.get::<_, String>(0) != transaction_id {
+                let text = "the handler ended the transaction it was given";
+                return Err(Trouble::new(Origin::Handler, Fault::HandlerError, text));
+            }
+        }
+        if forget_attempts {
+            let keys: Vec<&str> = messages.iter().map(Message::message_key).collect();
+            self.bounded(
+                transaction.execute(queries::FORGET_ATTEMPTS, &[&self.group, &topic, &keys]),
+            )
+            .await?;
+        }
+        // Deferred constraints are checked here, hence what fails may be the handler's doing.
+        self.bounded(transaction.commit())
+            .await
+            .map_err(Trouble::of_handler)?;
+        Ok(Applied { fresh })
+    }
+
+    async fn handle<A: Apply>(
+        &self,
+        tx: &Transaction<'_>,
+        handler: &A,
+        fresh: &[Message],
+    ) -> Result<(), Trouble> {
+        let handled = handler.apply(tx, fresh).await;
+        match handled {
+            Err(trouble) if tx.client().is_closed() => Err(Trouble::new(
+                Origin::Library,
+                Fault::PostgresLost,
+                trouble.text,
+            )),
+            other => other,
+        }
+    }
+
+    /// Rolls back after a handler's trouble. If even that is not possible, the connection was lost, and
+    /// whatever the handler made of it was no failure of the message.
+    async fn rolled_back(&self, transaction: Transaction<'_>, trouble: Trouble) -> Trouble {
+        match self.bounded(transaction.rollback()).await {
+            Ok(()) => trouble,
+            Err(lost) => lost,
+        }
+    }
+
+    /// Runs statements of this crate in a transaction of their own, committed and flushed on `Ok`.
+    pub(crate) async fn durably<T>(
+        &self,
+        statements: impl AsyncFnOnce(&Transaction<'_>) -> Result<T, tokio_postgres::Error>,
+    ) -> Result<T, Trouble> {
+        let mut connection = self.connect().await?;
+        let result = self
+            .bounded(async {
+                let transaction = connection.transaction().await?;
+                transaction.batch_execute(&self.opening).await?;
+                let value = statements(&transaction).await?;
+                transaction.commit().await?;
+                Ok(value)
+            })
+            .await;
+        if let Err(trouble) = &result {
+            self.give_up(connection, trouble);
+        }
+        result
+    }
+
+    pub(crate) async fn connect(&self) -> Result<Object, Trouble> {
+        match timeout(self.response_timeout, self.pool.get()).await {
+            Ok(connection) => Ok(connection?),
+            Err(_) => Err(Trouble::postgres_silent()),
+        }
+    }
+
+    pub(crate) async fn bounded<T>(
+        &self,
+        statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    ) -> Result<T, Trouble> {
+        match timeout(self.response_timeout, statement).await {
+            Ok(result) => Ok(result?),
+            Err(_) => Err(Trouble::postgres_silent()),
+        }
+    }
+
+    /// Closes a connection that met an outage instead of handing it back, so that the next try resolves
+    /// the address anew. Where Postgres fell silent, the idle ones of the pool are as suspect.
+    pub(crate) fn give_up(&self, connection: Object, trouble: &Trouble) {
+        match trouble.fault {
+            Fault::Conflict => {}
+            Fault::PostgresSilent => {
+                drop(Object::take(connection));
+                self.pool.retain(|_, _| false);
+            }
+            _ => drop(Object::take(connection)),
+        }
+    }
+}
+
+/// Moves the messages whose key was taken now to the front, each key once, and counts them.
+fn fresh_first(messages: &mut Vec<Message>, mut taken: HashSet<String>) -> usize {
+    let (mut fresh, mut repeated) = (Vec::with_capacity(messages.len()), Vec::new());
+    for message in messages.drain(..) {
+        if taken.remove(message.message_key()) {
+            fresh.push(message);
+        } else {
+            repeated.push(message);
+        }
+    }
+    let count = fresh.len();
+    messages.append(&mut fresh);
+    messages.append(&mut repeated);
+    count
+}

@@ -1,0 +1,66 @@
+//! Every SQL statement and Lua script of this crate.
+
+/// With `off`, a crash of Postgres after the XACK would lose an effect that nothing delivers again.
+pub(crate) const DURABLE: &str = "SET LOCAL synchronous_commit = on";
+
+/// Returns the keys that this transaction applies. Sorted, so that two members that hold the same
+/// entries wait for each other in one order; a key that stands twice is returned once. The
+/// transaction's id comes along for [`STILL_OURS`].
+pub(crate) const TAKE_KEYS: &str = "
+    INSERT INTO inbox.applied (consumer_group, topic, message_key)
+    SELECT $1::text, $2::text, k.message_key FROM unnest($3::text[]) AS k (message_key) ORDER BY k.message_key
+    ON CONFLICT DO NOTHING
+    RETURNING message_key, pg_current_xact_id()::text";
+
+/// Fails in a transaction that Postgres has already given up: COMMIT would roll it back and report
+/// success. Returns another id, or none, when the handler has ended the transaction itself.
+pub(crate) const STILL_OURS: &str = "SELECT coalesce(pg_current_xact_id_if_assigned()::text, '')";
+
+/// Whether an entry was applied, or set aside, before its member could acknowledge it.
+pub(crate) const IS_SETTLED: &str = "
+    SELECT EXISTS (SELECT FROM inbox.applied
+                   WHERE consumer_group = $1 AND topic = $2 AND message_key = $3)
+        OR EXISTS (SELECT FROM inbox.dead_letters
+                   WHERE consumer_group = $1 AND stream = $4 AND entry_id = $5)";
+
+/// Counts one attempt; at the end of the type's range the count stays where it is.
+pub(crate) const COUNT_ATTEMPT: &str = "
+    INSERT INTO inbox.attempts AS a (consumer_group, topic, message_key, attempts, last_error)
+    VALUES ($1, $2, $3, 1, $4)
+    ON CONFLICT (consumer_group, topic, message_key) DO UPDATE
+    SET attempts = least(a.attempts, 2147483646) + 1,
+        last_error = coalesce(excluded.last_error, a.last_error),
+        updated_at = now()
+    RETURNING attempts, last_error";
+
+/// The reason of an attempt that was counted before it ran.
+pub(crate) const NOTE_ERROR: &str = "
+    UPDATE inbox.attempts SET last_error = $4, updated_at = now()
+    WHERE consumer_group = $1 AND topic = $2 AND message_key = $3";
+
+pub(crate) const FORGET_ATTEMPTS: &str = "
+    DELETE FROM inbox.attempts WHERE consumer_group = $1 AND topic = $2 AND message_key = ANY ($3::text[])";
+
+/// Repeating it changes nothing: the entry may come again before it is acknowledged. `headers` goes
+/// in as text, so that the document is stored as it was written.
+pub(crate) const SET_ASIDE: &str = "
+    INSERT INTO inbox.dead_letters
+        (consumer_group, stream, entry_id, topic, message_id, message_key, ordering_key, event_type,
+         created_at, content_type, headers, payload, attempts, reason)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11::text::json, $12, $13, $14)
+    ON CONFLICT (consumer_group, stream, entry_id) DO NOTHING";
+
+/// Dead letters are not in the inbox: the key was taken only to wait for whoever holds it.
+pub(crate) const RELEASE_KEY: &str =
+    "DELETE FROM inbox.applied WHERE consumer_group = $1 AND topic = $2 AND message_key = $3";
+
+pub(crate) const SCHEMA_EXISTS: &str =
+    "SELECT current_setting('server_encoding'), to_regclass('inbox.schema_version') IS NOT NULL";
+
+pub(crate) const SCHEMA_VERSION: &str =
+    "SELECT coalesce(max(version), 0) FROM inbox.schema_version";
+
+/// The last step of a member that stops. It deletes its name if nothing is pending for it, in one
+/// step with the look, since deleting a name deletes its pending entries. What it still holds becomes
+/// claimable at once instead of after the claim time.
+pub(crate) const LEAVE_GROUP: &str = include_str!("leave_group.lua");

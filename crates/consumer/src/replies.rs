@@ -1,0 +1,213 @@
+//! The replies of Redis' stream commands, under either version of its protocol.
+
+use bytes::Bytes;
+use redis::Value;
+
+use crate::{
+    decision::{Fault, Origin},
+    trouble::Trouble,
+};
+
+/// A stream entry as Redis has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) id: String,
+    pub(crate) fields: Vec<(Bytes, Bytes)>,
+}
+
+impl Entry {
+    /// The first field of that name.
+    pub(crate) fn field(&self, name: &str) -> Option<&Bytes> {
+        self.fields
+            .iter()
+            .find(|(field, _)| field == name.as_bytes())
+            .map(|(_, value)| value)
+    }
+}
+
+/// The entries of one stream, and the ids of those that are pending but no longer exist.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Delivered {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) lost: Vec<String>,
+}
+
+impl Delivered {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.lost.is_empty()
+    }
+}
+
+/// The reply of XREADGROUP: what each stream gave. Nil, when the wait was over, is no stream.
+pub(crate) fn read_group(reply: Value) -> Result<Vec<(String, Delivered)>, Trouble> {
+    let streams = match reply {
+        Value::Nil => return Ok(Vec::new()),
+        Value::Map(streams) => streams,
+        Value::Array(streams) => streams.into_iter().map(pair).collect::<Result<_, _>>()?,
+        other => return Err(unexpected("XREADGROUP", &other)),
+    };
+    streams
+        .into_iter()
+        .map(|(stream, entries)| Ok((text(stream)?, delivered(entries)?)))
+        .collect()
+}
+
+/// The reply of XAUTOCLAIM: the cursor to go on from (`0-0` when it has wrapped) and what was claimed.
+pub(crate) fn auto_claim(reply: Value) -> Result<(String, Delivered), Trouble> {
+    let Value::Array(parts) = reply else {
+        return Err(unexpected("XAUTOCLAIM", &reply));
+    };
+    let mut parts = parts.into_iter();
+    let (Some(cursor), Some(entries)) = (parts.next(), parts.next()) else {
+        return Err(unexpected("XAUTOCLAIM", &Value::Nil));
+    };
+    let cursor = text(cursor)?;
+    let mut delivered = delivered(entries)?;
+    if let Some(Value::Array(deleted)) = parts.next() {
+        for id in deleted {
+            delivered.lost.push(text(id)?);
+        }
+    }
+    Ok((cursor, delivered))
+}
+
+fn delivered(entries: Value) -> Result<Delivered, Trouble> {
+    let mut delivered = Delivered::default();
+    let entries = match entries {
+        Value::Nil => return Ok(delivered),
+        Value::Array(entries) => entries,
+        other => return Err(unexpected("a stream command", &other)),
+    };
+    for entry in entries {
+        let (id, fields) = pair(entry)?;
+        let id = text(id)?;
+        match fields {
+            Value::Nil => delivered.lost.push(id),
+            fields => delivered.entries.push(Entry {
+                id,
+                fields: field_list(fields)?,
+            }),
+        }
+    }
+    Ok(delivered)
+}
+
+fn field_list(fields: Value) -> Result<Vec<(Bytes, Bytes)>, Trouble> {
+    let pairs = match fields {
+        Value::Map(pairs) => pairs,
+        Value::Array(flat) => {
+            let mut pairs = Vec::with_capacity(flat.len() / 2);
+            let mut flat = flat.into_iter();
+            while let (Some(name), Some(value)) = (flat.next(), flat.next()) {
+                pairs.push((name, value));
+            }
+            pairs
+        }
+        other => return Err(unexpected("a stream command", &other)),
+    };
+    pairs
+        .into_iter()
+        .map(|(name, value)| Ok((bytes(name)?, bytes(value)?)))
+        .collect()
+}
+
+fn pair(value: Value) -> Result<(Value, Value), Trouble> {
+    match value {
+        Value::Array(items) => match <[Value; 2]>::try_from(items) {
+            Ok([first, second]) => Ok((first, second)),
+            Err(items) => Err(unexpected("a stream command", &Value::Array(items))),
+        },
+        other => Err(unexpected("a stream command", &other)),
+    }
+}
+
+fn bytes(value: Value) -> Result<Bytes, Trouble> {
+    match value {
+        Value::BulkString(bytes) => Ok(Bytes::from(bytes)),
+        Value::SimpleString(text) => Ok(Bytes::from(text)),
+        Value::VerbatimString { text, .. } => Ok(Bytes::from(text)),
+        Value::Okay => Ok(Bytes::from_static(b"OK")),
+        other => Err(unexpected("a stream command", &other)),
+    }
+}
+
+fn text(value: Value) -> Result<String, Trouble> {
+    let bytes = bytes(value)?;
+    String::from_utf8(bytes.into()).map_err(|_| unexpected("a stream command", &Value::Nil))
+}
+
+fn unexpected(command: &str, value: &Value) -> Trouble {
+    let kind = match value {
+        Value::Nil => "nil",
+        Value::Int(_) => "a number",
+        Value::BulkString(_)
+        | Value::SimpleString(_)
+        | Value::Okay
+        | Value::VerbatimString { .. } => "a string",
+        Value::Array(_) | Value::Set(_) => "a list",
+        Value::Map(_) => "a map",
+        _ => "a value of another kind",
+    };
+    Trouble::new(
+        Origin::Library,
+        Fault::OtherRedis,
+        format!("unexpected reply to {command}: {kind}"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    fn entry(id: &str) -> Value {
+        Value::Array(vec![bulk(id), Value::Array(vec![bulk("a"), bulk("1")])])
+    }
+
+    fn gone(id: &str) -> Value {
+        Value::Array(vec![bulk(id), Value::Nil])
+    }
+
+    #[test]
+    fn a_read_is_understood_in_both_protocols() {
+        let entries = || Value::Array(vec![entry("1-0"), gone("2-0")]);
+        let resp2 = Value::Array(vec![Value::Array(vec![bulk("s"), entries()])]);
+        let resp3 = Value::Map(vec![(bulk("s"), entries())]);
+        for reply in [resp2, resp3] {
+            let streams = read_group(reply).unwrap();
+            assert_eq!(streams.len(), 1);
+            let (stream, delivered) = &streams[0];
+            assert_eq!(stream, "s");
+            assert_eq!(delivered.entries[0].field("a").unwrap().as_ref(), b"1");
+            assert_eq!(delivered.lost, ["2-0"]);
+        }
+        assert!(read_group(Value::Nil).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_claim_reports_the_cursor_and_the_lost() {
+        let reply = Value::Array(vec![
+            bulk("7-0"),
+            Value::Array(vec![entry("1-0")]),
+            Value::Array(vec![bulk("2-0")]),
+        ]);
+        let (cursor, delivered) = auto_claim(reply).unwrap();
+        assert_eq!(cursor, "7-0");
+        assert_eq!(delivered.entries.len(), 1);
+        assert_eq!(delivered.lost, ["2-0"]);
+    }
+
+    #[test]
+    fn a_reply_of_another_shape_is_an_outage() {
+        for reply in [Value::Int(1), Value::Array(vec![Value::Int(1)])] {
+            assert_eq!(
+                read_group(reply.clone()).unwrap_err().fault,
+                Fault::OtherRedis
+            );
+            assert_eq!(auto_claim(reply).unwrap_err().fault, Fault::OtherRedis);
+        }
+    }
+}
