@@ -1,2 +1,149 @@
 //! The daemon and its command line.
-fn main() {}
+
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+use outbox_relay::{Config, Error, LogFormat, Result, RunFlags, Schema, ServerFlags};
+
+/// Publishes committed outbox messages from Postgres into Redis Streams.
+///
+/// Exit codes: 0 done, or stopped as asked; 1 a server or the set-up is at fault; 64 the command line or
+/// the configuration is.
+#[derive(Parser)]
+#[command(name = "outbox-relay", version, max_term_width = 110)]
+struct Cli {
+    #[command(flatten)]
+    servers: ServerFlags,
+
+    /// Look of the log lines on standard error
+    #[arg(long, env = "OUTBOX_LOG_FORMAT", global = true, default_value = "text", value_name = "FORMAT")]
+    log_format: LogFormat,
+
+    /// What is logged: error, warn, info, debug or trace, also by module
+    #[arg(long, env = "OUTBOX_LOG", global = true, default_value = "info", value_name = "FILTER")]
+    log: String,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Publish messages until told to stop (SIGTERM or SIGINT); several relays may run, one leads
+    Run(Box<RunFlags>),
+    /// Create or upgrade the schema; safe to repeat, and while producers write
+    Migrate(MigrateFlags),
+    /// Show leader, cursor, backlog, who holds it up, and blocked streams
+    Status,
+    /// Accept that this database takes over for another cluster (restored dump, pg_upgrade)
+    ///
+    /// A copy of a production database must not publish into production's Redis, so a relay refuses to start when the
+    /// cursor belongs to another cluster. This says that the other one is gone for good.
+    Adopt,
+}
+
+#[derive(Args)]
+struct MigrateFlags {
+    /// The consumer's schema `inbox` instead of the producer's `outbox`; --database-url is then the consumer's database
+    #[arg(long)]
+    inbox: bool,
+
+    /// Print the SQL instead of running it, for psql -f
+    #[arg(long)]
+    print: bool,
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            return ExitCode::from(if asked { 0 } else { 64 });
+        }
+    };
+    let done = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|e| Error::Setup { problem: format!("cannot start the runtime: {e}"), remedy: "check ulimits".into() })
+        .and_then(|runtime| {
+            let done = runtime.block_on(execute(cli));
+            // What waits for a server that is out of reach is not waited for.
+            runtime.shutdown_background();
+            done
+        });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("outbox-relay: {}", error.one_line());
+            ExitCode::from(if matches!(error, Error::Config { .. }) { 64 } else { 1 })
+        }
+    }
+}
+
+async fn execute(cli: Cli) -> Result<()> {
+    outbox_relay::log_to_stderr(cli.log_format, &cli.log)?;
+    let servers = cli.servers;
+    match cli.command {
+        Command::Run(flags) => outbox_relay::run(Config::new(&servers, *flags)?, told_to_stop()).await,
+        Command::Migrate(flags) => migrate(&servers, &flags).await,
+        Command::Status => {
+            let status = outbox_relay::status(&servers.postgres()?, &servers.redis()?, &servers.prefix()?).await?;
+            say(&status.to_string());
+            Ok(())
+        }
+        Command::Adopt => {
+            let past = outbox_relay::adopt(&servers.postgres()?, &servers.redis()?, &servers.prefix()?).await?;
+            match past.as_slice() {
+                [] => say("nothing to adopt: the cursor is this cluster's own"),
+                past => say(&format!("adopted the cursor of cluster {past:?}; a relay may now start here")),
+            }
+            Ok(())
+        }
+    }
+}
+
+async fn migrate(servers: &ServerFlags, flags: &MigrateFlags) -> Result<()> {
+    let schema = if flags.inbox { Schema::Inbox } else { Schema::Outbox };
+    if flags.print {
+        say(&schema.migrations().join("\n"));
+        return Ok(());
+    }
+    let done = outbox_relay::migrate(&servers.postgres()?, schema).await?;
+    say(&match done.from {
+        Some(from) if from == done.to => format!("schema {} is at version {} already", schema.name(), done.to),
+        Some(from) => format!("schema {} upgraded from version {from} to {}", schema.name(), done.to),
+        None => format!("schema {} created at version {}", schema.name(), done.to),
+    });
+    Ok(())
+}
+
+/// Completes at SIGTERM or SIGINT.
+async fn told_to_stop() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
+            (Ok(mut terminate), Ok(mut interrupt)) => {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+            }
+            _ => std::future::pending().await,
+        }
+    }
+    #[cfg(not(unix))]
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending().await
+    }
+}
+
+/// Writes the answer of a command to standard output.
+fn say(text: &str) {
+    use std::io::Write;
+    // A reader that went away is no failure of the command.
+    let _ = writeln!(std::io::stdout(), "{text}");
+}

@@ -1,0 +1,234 @@
+//! The crate's error: what was being done, what went wrong, and the remedy where there is one.
+
+use std::time::Duration;
+
+use crate::protocol::failure::{self, Meaning, PostgresFault, RedisFault, ReplyCode};
+use crate::protocol::start::Refusal;
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why the relay, or one of its commands, could not go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting is wrong; exit code 64.
+    #[error("{field}: {problem}")]
+    Config {
+        /// The flag.
+        field: &'static str,
+        /// What is wrong with it, and what is allowed.
+        problem: String,
+    },
+    /// A call to Postgres failed.
+    #[error("Postgres: {doing} failed")]
+    Postgres {
+        /// What was being done.
+        doing: &'static str,
+        /// What Postgres said.
+        source: tokio_postgres::Error,
+    },
+    /// A call to Redis failed.
+    #[error("Redis: {doing} failed")]
+    Redis {
+        /// What was being done.
+        doing: &'static str,
+        /// What Redis said.
+        source: redis::RedisError,
+    },
+    /// TLS could not be set up, or the server offers none.
+    #[error("TLS to {server}: {problem}")]
+    Tls {
+        /// Postgres or Redis.
+        server: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A server did not answer in time.
+    #[error("{server} did not answer within {limit:?} ({doing})")]
+    Timeout {
+        /// Postgres or Redis.
+        server: &'static str,
+        /// What was being done.
+        doing: &'static str,
+        /// The limit.
+        limit: Duration,
+    },
+    /// A server or a schema is not as the relay needs it.
+    #[error("{problem}; {remedy}")]
+    Setup {
+        /// What is not as it should be.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// The start table refuses to go on.
+    #[error("{}", describe_refusal(.0))]
+    Refused(Refusal),
+    /// Another relay leads: the marker is no longer ours.
+    #[error("the marker in Redis is at epoch {epoch}, page {page}, and not where this relay left it")]
+    Moved {
+        /// The epoch found; empty when the marker is gone.
+        epoch: String,
+        /// The page found.
+        page: String,
+    },
+    /// Postgres has another past than a moment ago.
+    #[error("the history of Postgres changed under the relay: {0}")]
+    HistoryChanged(&'static str),
+    /// This relay gave up its leadership to a standby that reaches Redis.
+    #[error("gave up the leadership: Redis was out of reach for {0:?} and a standby reaches it")]
+    Yielded(Duration),
+    /// Something that the protocol rules out.
+    #[error("broken invariant: {0}")]
+    Invariant(String),
+}
+
+impl Error {
+    /// What the error means for a relay that runs.
+    pub fn meaning(&self) -> Meaning {
+        match self {
+            Error::Config { .. } | Error::Tls { .. } | Error::Setup { .. } | Error::Refused(_) => Meaning::Setup,
+            Error::Postgres { source, .. } => failure::of_postgres(postgres_fault(source)),
+            Error::Redis { source, .. } => failure::of_redis(redis_fault(source)),
+            Error::Timeout { .. }
+            | Error::Moved { .. }
+            | Error::HistoryChanged(_)
+            | Error::Yielded(_)
+            | Error::Invariant(_) => Meaning::Outage,
+        }
+    }
+
+    /// Whether Redis, and not Postgres, is what failed.
+    pub fn is_redis(&self) -> bool {
+        matches!(self, Error::Redis { .. } | Error::Timeout { server: "Redis", .. } | Error::Moved { .. })
+    }
+
+    /// Whether Redis answered with an error, so that the connection is as good as before.
+    pub(crate) fn is_reply(&self) -> bool {
+        match self {
+            Error::Redis { source, .. } => {
+                !source.is_unrecoverable_error() && matches!(redis_fault(source), RedisFault::Reply(code) if code != ReplyCode::Err)
+            }
+            Error::Moved { .. } | Error::HistoryChanged(_) => true,
+            _ => false,
+        }
+    }
+
+    /// The error with its causes in one line, and the remedy where one is known.
+    pub fn one_line(&self) -> String {
+        let mut line = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let text = error.to_string();
+            if !line.contains(&text) {
+                line.push_str(": ");
+                line.push_str(&text);
+            }
+            cause = error.source();
+        }
+        if let Some(remedy) = self.remedy() {
+            line.push_str("; ");
+            line.push_str(remedy);
+        }
+        line.replace('\n', " ")
+    }
+
+    fn remedy(&self) -> Option<&'static str> {
+        match self {
+            Error::Postgres { source, .. } => match postgres_fault(source) {
+                PostgresFault::State(state) => match state {
+                    "28P01" | "28000" => Some("check user, password and sslmode in --database-url, and pg_hba.conf"),
+                    "3D000" => Some("check the database name in --database-url"),
+                    "42501" => Some("grant the relay's role what it needs, see README"),
+                    "3F000" | "42P01" | "42883" | "42703" => Some("run `outbox-relay migrate`"),
+                    _ => None,
+                },
+                PostgresFault::Connection => Some("check host and port in --database-url, and that Postgres runs there"),
+                PostgresFault::Tls => Some("check sslmode and sslrootcert in --database-url"),
+            },
+            Error::Redis { source, .. } => match redis_fault(source) {
+                RedisFault::Reply(ReplyCode::NoAuth | ReplyCode::WrongPass) => {
+                    Some("check user and password in --redis-url")
+                }
+                RedisFault::Reply(ReplyCode::NoPerm) => Some("give the relay's Redis user the rights named in README"),
+                RedisFault::Reply(_) => None,
+                RedisFault::Connection => Some("check host and port in --redis-url, and that Redis runs there"),
+                RedisFault::Tls => Some("check --redis-tls-mode and --redis-ca-file"),
+            },
+            _ => None,
+        }
+    }
+}
+
+/// Sorts a Postgres error for [`failure::of_postgres`].
+pub(crate) fn postgres_fault(error: &tokio_postgres::Error) -> PostgresFault<'_> {
+    if let Some(state) = error.code() {
+        return PostgresFault::State(state.code());
+    }
+    // tokio-postgres offers no question for these two but its text of the kind, which is its own.
+    match error.to_string().split(':').next() {
+        Some("error performing TLS handshake") => PostgresFault::Tls,
+        Some("authentication error" | "invalid configuration") => PostgresFault::State("28P01"),
+        _ => PostgresFault::Connection,
+    }
+}
+
+/// Sorts a Redis error for [`failure::of_redis`].
+pub(crate) fn redis_fault(error: &redis::RedisError) -> RedisFault {
+    match error.kind() {
+        redis::ErrorKind::AuthenticationFailed => {
+            RedisFault::Reply(error.code().map_or(ReplyCode::WrongPass, reply_code_of_login))
+        }
+        redis::ErrorKind::InvalidClientConfig => RedisFault::Tls,
+        _ if is_tls_failure(error) => RedisFault::Tls,
+        _ => match error.code() {
+            Some(code) => RedisFault::Reply(ReplyCode::parse(code)),
+            None => RedisFault::Connection,
+        },
+    }
+}
+
+fn reply_code_of_login(code: &str) -> ReplyCode {
+    match ReplyCode::parse(code) {
+        // Servers that have no password set, or only one user, answer AUTH with ERR.
+        ReplyCode::Err | ReplyCode::Unknown => ReplyCode::WrongPass,
+        code => code,
+    }
+}
+
+fn is_tls_failure(error: &redis::RedisError) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        if inner.downcast_ref::<rustls::Error>().is_some() {
+            return true;
+        }
+        cause = match inner.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+            Some(wrapped) => Some(wrapped),
+            None => inner.source(),
+        };
+    }
+    false
+}
+
+fn describe_refusal(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::NotAMarker(what) => format!(
+            "the marker's key in Redis holds something else ({what}); \
+             choose another --stream-prefix, or delete that key if nothing needs it"
+        ),
+        Refusal::OtherOutbox { marker, database } => format!(
+            "the marker in Redis belongs to outbox {marker} and this database is outbox {database}; \
+             choose another --stream-prefix or another Redis"
+        ),
+        Refusal::OtherCluster { cursor, database } => format!(
+            "the cursor belongs to the Postgres cluster with system id {cursor} and this is {database}: a copy or a \
+             restored dump; if this database takes over for the other, run `outbox-relay adopt`, otherwise choose \
+             another Redis"
+        ),
+        Refusal::OldPrimary { marker, database } => format!(
+            "the marker has seen timeline {marker} of Postgres and this server is on {database}: an old primary that \
+             came back; point --database-url at the present primary"
+        ),
+    }
+}

@@ -1,0 +1,13 @@
+//! Postgres: where it is, the leader's session, and all SQL.
+
+mod queries;
+mod row;
+mod session;
+mod target;
+mod tls;
+
+pub(crate) use queries::{sql, OLDEST_SCHEMA, NEWEST_SCHEMA};
+pub(crate) use row::MessageRow;
+pub(crate) use session::{HEARTBEAT, Session};
+pub use target::PostgresTarget;
+pub use tls::{TlsMode, TlsSettings};

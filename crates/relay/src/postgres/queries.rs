@@ -1,0 +1,253 @@
+//! All SQL of the relay, by name.
+
+/// Schema versions of `outbox` that this relay works with.
+pub(crate) const OLDEST_SCHEMA: i32 = 1;
+/// The newest of them.
+pub(crate) const NEWEST_SCHEMA: i32 = 1;
+
+pub(crate) mod sql {
+    // Advisory locks have two halves: 1869968482, which is `outb` in ASCII, and 1 for the leader, 2 for a
+    // leader that sleeps (the insert trigger probes it), 3 and 4 for migrations, 5 for standbys that reach Redis.
+
+    /// Settings of the relay's sessions. `$LIMIT` is replaced by the statement limit in milliseconds.
+    ///
+    /// The planner's choices are fixed: the statements are prepared while the table may be empty, and
+    /// a plan made for an empty table would cost dearly at ten million rows.
+    pub(crate) const SESSION: &str = "
+        SET TIME ZONE 'UTC';
+        SET search_path = pg_catalog;
+        SET client_min_messages = warning;
+        SET default_transaction_isolation = 'read committed';
+        SET default_transaction_read_only = off;
+        SET synchronous_commit = on;
+        SET statement_timeout = $LIMIT;
+        SET lock_timeout = $LIMIT;
+        SET idle_in_transaction_session_timeout = '10s';
+        SET idle_session_timeout = '10s';
+        SET plan_cache_mode = force_generic_plan;
+        SET enable_seqscan = off;
+        SET enable_bitmapscan = off;
+        SET enable_hashjoin = off;
+        SET enable_mergejoin = off;
+        SET enable_material = off;
+        SET jit = off";
+
+    /// Whether the schema is ours, and how new it is.
+    pub(crate) const SCHEMA: &str = "
+        SELECT to_regnamespace('outbox') IS NOT NULL, to_regclass('outbox.schema_version') IS NOT NULL,
+               current_setting('server_version_num')::integer, pg_is_in_recovery(), current_setting('server_encoding')";
+
+    pub(crate) const SCHEMA_VERSION: &str = "SELECT max(version) FROM outbox.schema_version";
+
+    /// What the identity column draws ids from.
+    pub(crate) const SEQUENCE: &str = "
+        SELECT seqincrement, seqcache, seqcycle FROM pg_sequence
+        WHERE seqrelid = pg_get_serial_sequence('outbox.messages', 'id')::regclass";
+
+    pub(crate) const TRY_LEAD: &str = "SELECT pg_try_advisory_lock(1869968482, 1)";
+    pub(crate) const TRY_LIE_DOWN: &str = "SELECT pg_try_advisory_lock(1869968482, 2)";
+    pub(crate) const GET_UP: &str = "SELECT pg_advisory_unlock(1869968482, 2)";
+    pub(crate) const READY: &str = "SELECT pg_try_advisory_lock_shared(1869968482, 5)";
+    pub(crate) const NOT_READY: &str = "SELECT pg_advisory_unlock_shared(1869968482, 5)";
+    pub(crate) const HEARTBEAT: &str = "SELECT 1";
+
+    /// Whether another session stands by that reaches Redis.
+    pub(crate) const READY_STANDBY: &str = "
+        SELECT EXISTS (SELECT FROM pg_locks
+            WHERE locktype = 'advisory' AND classid = 1869968482 AND objid = 5 AND objsubid = 2 AND granted
+              AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+              AND pid <> pg_backend_pid())";
+
+    /// The leader's session, and for how many seconds it has shown no progress. A session that is
+    /// busy inside Postgres makes progress; one that waits for its client makes none.
+    pub(crate) const LEADER: &str = "
+        SELECT a.pid, a.application_name,
+               CASE WHEN a.state = 'active' AND a.wait_event_type IS DISTINCT FROM 'Client' THEN 0
+                    ELSE extract(epoch FROM clock_timestamp() - a.state_change)::float8 END
+        FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
+        WHERE l.locktype = 'advisory' AND l.classid = 1869968482 AND l.objid = 1 AND l.objsubid = 2 AND l.granted
+          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+
+    pub(crate) const END_SESSION: &str = "SELECT pg_terminate_backend($1)";
+
+    /// `L`: the open writers, but for the relay's own purge ($1). A prepared transaction has no pid.
+    pub(crate) const WRITERS: &str = "
+        SELECT DISTINCT virtualtransaction, pid IS NULL FROM pg_locks
+        WHERE locktype = 'relation' AND relation = 'outbox.messages'::regclass
+          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+          AND mode = 'RowExclusiveLock' AND granted AND pid IS DISTINCT FROM $1";
+
+    pub(crate) const LAST_VALUE: &str =
+        "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM outbox.messages_id_seq";
+
+    /// `R` and `Q`, on one snapshot. $1, $2: first and last ids of the gaps; $3: `high`; $4: rows at the
+    /// most in either part; $5: bytes at the most in either part; $6: rows of `Q` at the most.
+    ///
+    /// Both parts come in ascending order without a sort: the gaps are walked in the order of the
+    /// arrays and each by the primary key. The reader checks that. The running sum needs no order of its
+    /// own for the same reason, and a limit stops the walk early. The first row always passes.
+    pub(crate) const PAGE: &str = "
+        SELECT true, id, topic, ordering_key, message_key, event_type, created_at, content_type, headers,
+               payload, payload_binary, bytes, total
+        FROM (SELECT m.*, sum(m.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS total
+              FROM unnest($1::bigint[], $2::bigint[]) AS g(lo, hi)
+              CROSS JOIN LATERAL (SELECT * FROM outbox.messages AS i WHERE i.id BETWEEN g.lo AND g.hi
+                                  ORDER BY i.id LIMIT $4::bigint) AS m
+              LIMIT $4::bigint) AS r
+        WHERE total - bytes < $5::bigint
+        UNION ALL
+        SELECT false, id, topic, ordering_key, message_key, event_type, created_at, content_type, headers,
+               payload, payload_binary, bytes, total
+        FROM (SELECT m.*, sum(m.bytes) OVER (ORDER BY m.id ROWS UNBOUNDED PRECEDING) AS total
+              FROM outbox.messages AS m WHERE m.id > $3::bigint
+              ORDER BY m.id LIMIT $6::bigint) AS q
+        WHERE total - bytes < $5::bigint";
+
+    /// Rows of one topic ($6) in the ranges $1, $2, as `PAGE` returns them; $3: the last id looked at, $4, $5: limits.
+    pub(crate) const BLOCKED_PAGE: &str = "
+        SELECT false, id, topic, ordering_key, message_key, event_type, created_at, content_type, headers,
+               payload, payload_binary, bytes, total
+        FROM (SELECT m.*, sum(m.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS total
+              FROM unnest($1::bigint[], $2::bigint[]) AS g(lo, hi)
+              CROSS JOIN LATERAL (SELECT * FROM outbox.messages AS i
+                                  WHERE i.id BETWEEN g.lo AND g.hi AND i.topic = $5::text
+                                  ORDER BY i.id LIMIT $3::bigint) AS m
+              LIMIT $3::bigint) AS r
+        WHERE total - bytes < $4::bigint";
+
+    /// How far the log has been written and flushed. An asynchronous commit is visible before it is flushed.
+    pub(crate) const WAL: &str = "SELECT pg_current_wal_insert_lsn(), pg_current_wal_flush_lsn(),
+        current_setting('synchronous_standby_names') <> ''";
+    pub(crate) const WAL_FLUSHED: &str = "SELECT pg_current_wal_flush_lsn()";
+
+    /// A commit that flushes the log and waits for synchronous standbys: it writes one record.
+    pub(crate) const FORCE_FLUSH: &str = "SELECT pg_logical_emit_message(true, 'outbox', '')";
+
+    /// What the start table needs to know; $1: the marker's `high`.
+    ///
+    /// The timeline is taken from the name of the current log file: the control file lags behind after
+    /// a promotion.
+    pub(crate) const FACTS: &str = "
+        SELECT (SELECT outbox_id FROM outbox.identity), (SELECT adopted_from FROM outbox.identity),
+               (SELECT system_identifier FROM pg_control_system()),
+               ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint,
+               (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM outbox.messages_id_seq),
+               (SELECT message_key FROM outbox.messages WHERE id = $1),
+               (SELECT purged_to FROM outbox.purge)";
+
+    /// Whether the past is still the same; $1: the cursor's `high`.
+    pub(crate) const STILL_SAME: &str = "
+        SELECT ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint,
+               (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM outbox.messages_id_seq),
+               (SELECT message_key FROM outbox.messages WHERE id = $1)";
+
+    /// The nearest row at or below $1.
+    pub(crate) const ANCHOR: &str = "
+        SELECT id, message_key FROM outbox.messages WHERE id <= $1 ORDER BY id DESC LIMIT 1";
+
+    pub(crate) const ROW_TOPIC: &str = "SELECT topic, ordering_key, message_key FROM outbox.messages WHERE id = $1";
+
+    pub(crate) const CHECKPOINT: &str = "
+        SELECT system_id, timeline, branch, epoch, page, high, high_key, redis_ms FROM outbox.checkpoint";
+    pub(crate) const CHECKPOINT_GAPS: &str = "SELECT lo, hi FROM outbox.checkpoint_gaps";
+    pub(crate) const BLOCKED: &str = "
+        SELECT b.stream, b.topic, b.high, b.reason,
+               ARRAY(SELECT lower(g) FROM unnest(b.gaps) AS g), ARRAY(SELECT upper(g) - 1 FROM unnest(b.gaps) AS g)
+        FROM outbox.blocked_streams AS b";
+
+    /// The checkpoint of a new leader, or of a changed list of blocked streams: written whole.
+    pub(crate) const CHECKPOINT_WHOLE: &str = "
+        INSERT INTO outbox.checkpoint
+            (system_id, timeline, branch, epoch, page, high, high_key, redis_ms, updated_at)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp())
+        ON CONFLICT (singleton) DO UPDATE SET
+            (system_id, timeline, branch, epoch, page, high, high_key, redis_ms, updated_at) =
+            (excluded.system_id, excluded.timeline, excluded.branch, excluded.epoch, excluded.page,
+             excluded.high, excluded.high_key, excluded.redis_ms, excluded.updated_at)
+        WHERE checkpoint.epoch <= excluded.epoch";
+    pub(crate) const DROP_GAPS: &str = "DELETE FROM outbox.checkpoint_gaps";
+    pub(crate) const PUT_GAPS: &str = "
+        INSERT INTO outbox.checkpoint_gaps (lo, hi) SELECT * FROM unnest($1::bigint[], $2::bigint[])";
+    pub(crate) const DROP_BLOCKED: &str = "DELETE FROM outbox.blocked_streams WHERE stream <> ALL ($1::text[])";
+    pub(crate) const PUT_BLOCKED: &str = "
+        INSERT INTO outbox.blocked_streams (stream, topic, high, gaps, reason)
+        SELECT $1, $2, $3, coalesce(range_agg(int8range(lo, hi, '[]')), '{}'), $4
+        FROM unnest($5::bigint[], $6::bigint[]) AS g(lo, hi)
+        ON CONFLICT (stream) DO UPDATE SET (high, gaps, reason) = (excluded.high, excluded.gaps, excluded.reason)";
+
+    /// The checkpoint of a running leader, with the gaps as changes: $6 gone, $7 and $8 new or changed.
+    pub(crate) const CHECKPOINT_STEP: &str = "
+        WITH gone AS (DELETE FROM outbox.checkpoint_gaps WHERE lo = ANY ($6::bigint[])),
+             put AS (INSERT INTO outbox.checkpoint_gaps (lo, hi) SELECT * FROM unnest($7::bigint[], $8::bigint[])
+                     ON CONFLICT (lo) DO UPDATE SET hi = excluded.hi)
+        UPDATE outbox.checkpoint
+        SET page = $2, high = $3, high_key = $4, redis_ms = $5, updated_at = clock_timestamp()
+        WHERE epoch = $1";
+
+    /// What was published by now, unless that was recorded within the last $2 seconds.
+    pub(crate) const MILESTONE: &str = "
+        INSERT INTO outbox.milestones (high) SELECT $1::bigint
+        WHERE NOT EXISTS (SELECT FROM outbox.milestones
+                          WHERE published_at > clock_timestamp() - make_interval(secs => $2::float8))
+        ON CONFLICT DO NOTHING";
+
+    /// What was published before the retention began; $1: the retention in seconds.
+    pub(crate) const PURGE_FLOOR: &str = "
+        SELECT max(high) FROM outbox.milestones WHERE published_at < now() - make_interval(secs => $1::float8)";
+    pub(crate) const FORGET_MILESTONES: &str = "DELETE FROM outbox.milestones WHERE high < $1";
+
+    /// One batch of the purge: rows above $1 up to $2, at most $3, with the record of its reach. Returns
+    /// how many went and the last id looked at.
+    pub(crate) const PURGE: &str = "
+        WITH batch AS (SELECT id FROM outbox.messages WHERE id > $1 AND id <= $2 ORDER BY id LIMIT $3::bigint),
+             gone AS (DELETE FROM outbox.messages WHERE id IN (SELECT id FROM batch) RETURNING id),
+             reach AS (UPDATE outbox.purge SET purged_to = greatest(purged_to, (SELECT max(id) FROM batch))
+                       WHERE EXISTS (SELECT FROM batch))
+        SELECT count(*), max(id) FROM gone";
+    pub(crate) const PURGED_TO: &str = "SELECT purged_to FROM outbox.purge";
+    pub(crate) const BACKEND_PID: &str = "SELECT pg_backend_pid()";
+
+    /// Sets a message aside that Redis refuses; whole, since the purge may take the row.
+    pub(crate) const DEAD_LETTER: &str = "
+        INSERT INTO outbox.dead_letters (id, topic, ordering_key, message_key, event_type, payload, payload_binary,
+                                         content_type, headers, created_at, reason)
+        SELECT id, topic, ordering_key, message_key, event_type, payload, payload_binary, content_type, headers,
+               created_at, $2
+        FROM outbox.messages WHERE id = $1
+        ON CONFLICT (id) DO NOTHING";
+
+    /// Writers that have held the table for longest, for the log; $1: the relay's own purge.
+    pub(crate) const HOLDERS: &str = "
+        SELECT l.virtualtransaction, l.pid, coalesce(a.application_name, ''),
+               coalesce(extract(epoch FROM clock_timestamp() - a.xact_start)::float8, 0), coalesce(left(a.query, 200), ''),
+               (SELECT p.gid FROM pg_prepared_xacts AS p
+                WHERE l.pid IS NULL AND l.virtualtransaction = '-1/' || p.transaction::text)
+        FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a USING (pid)
+        WHERE l.locktype = 'relation' AND l.relation = 'outbox.messages'::regclass
+          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+          AND l.mode = 'RowExclusiveLock' AND l.granted AND l.pid IS DISTINCT FROM $1
+        ORDER BY a.xact_start NULLS FIRST LIMIT 5";
+
+    pub(crate) const STANDBYS: &str = "
+        SELECT count(DISTINCT pid) FROM pg_locks
+        WHERE locktype = 'advisory' AND classid = 1869968482 AND objid = 5 AND objsubid = 2 AND granted
+          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+
+    /// Messages that the checkpoint has not passed, $1 at the most, and the age of the oldest in seconds.
+    pub(crate) const BACKLOG: &str = "
+        SELECT count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float8
+        FROM (SELECT created_at FROM (
+                  SELECT m.created_at FROM outbox.checkpoint_gaps AS g
+                  CROSS JOIN LATERAL (SELECT i.created_at FROM outbox.messages AS i
+                                      WHERE i.id BETWEEN g.lo AND g.hi ORDER BY i.id LIMIT $1::bigint) AS m
+                  UNION ALL
+                  (SELECT created_at FROM outbox.messages
+                   WHERE id > coalesce((SELECT high FROM outbox.checkpoint), 0) ORDER BY id LIMIT $1::bigint)) AS every
+              LIMIT $1::bigint) AS counted";
+
+    pub(crate) const DEAD_LETTERS: &str = "SELECT count(*) FROM outbox.dead_letters";
+
+    pub(crate) const ADOPT: &str = "
+        UPDATE outbox.identity
+        SET adopted_from = ARRAY(SELECT DISTINCT unnest(adopted_from || $1::bigint[]) ORDER BY 1)";
+}

@@ -1,0 +1,96 @@
+//! A message as the read statement returns it, without a copy of its bytes.
+
+use tokio_postgres::Row;
+use tokio_postgres::types::{FromSql, Type};
+
+/// A row of `sql::PAGE`. Columns by position, in the order of that statement.
+#[derive(Debug)]
+pub(crate) struct MessageRow(Row);
+
+/// A value as it came over the wire. For text and json (not jsonb) these are the bytes that were written.
+struct Verbatim<'a>(&'a [u8]);
+
+impl<'a> FromSql<'a> for Verbatim<'a> {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn std::error::Error + Sync + Send>> {
+        Ok(Verbatim(raw))
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        matches!(*ty, Type::JSON | Type::BYTEA | Type::TEXT)
+    }
+}
+
+/// A timestamp as Postgres sends it: microseconds since 2000.
+struct Micros(i64);
+
+impl<'a> FromSql<'a> for Micros {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn std::error::Error + Sync + Send>> {
+        Ok(Micros(i64::from_be_bytes(raw.try_into()?)))
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        *ty == Type::TIMESTAMPTZ
+    }
+}
+
+impl From<Row> for MessageRow {
+    fn from(row: Row) -> Self {
+        MessageRow(row)
+    }
+}
+
+impl MessageRow {
+    /// Whether the row was found inside a gap (`R`), and not above `high` (`Q`).
+    pub(crate) fn late(&self) -> bool {
+        self.0.get(0)
+    }
+
+    pub(crate) fn id(&self) -> i64 {
+        self.0.get(1)
+    }
+
+    pub(crate) fn topic(&self) -> &str {
+        self.0.get(2)
+    }
+
+    pub(crate) fn ordering_key(&self) -> Option<&str> {
+        self.0.get(3)
+    }
+
+    pub(crate) fn message_key(&self) -> &str {
+        self.0.get(4)
+    }
+
+    pub(crate) fn event_type(&self) -> Option<&str> {
+        self.0.get(5)
+    }
+
+    /// Microseconds since 1970, UTC. Postgres counts them from 2000.
+    pub(crate) fn created_at_us(&self) -> i64 {
+        self.0.get::<_, Micros>(6).0 + 946_684_800_000_000
+    }
+
+    pub(crate) fn content_type(&self) -> Option<&str> {
+        self.0.get(7)
+    }
+
+    pub(crate) fn headers(&self) -> Option<&[u8]> {
+        self.0.get::<_, Option<Verbatim<'_>>>(8).map(|v| v.0)
+    }
+
+    pub(crate) fn payload(&self) -> &[u8] {
+        let json: Option<Verbatim<'_>> = self.0.get(9);
+        let binary: Option<Verbatim<'_>> = self.0.get(10);
+        json.or(binary).map_or(&[], |v| v.0)
+    }
+
+    /// What the row counts against the page's byte limit.
+    pub(crate) fn bytes(&self) -> i64 {
+        i64::from(self.0.get::<_, i32>(11))
+    }
+
+    /// That of this row and of those before it in the same part of the page.
+    pub(crate) fn running_bytes(&self) -> i64 {
+        self.0.get(12)
+    }
+}

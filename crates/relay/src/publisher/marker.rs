@@ -1,0 +1,181 @@
+//! The marker and the gaps as they stand in Redis.
+//!
+//! The marker is a hash; the gaps are a second hash of first id to last id, so that a page writes only
+//! the gaps it changed. Times are in milliseconds, ids in decimal.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::protocol::cursor::Cursor;
+use crate::protocol::start::{Blocked, History, MarkerFound, Place, Suspect};
+
+/// The marker's format. A relay reads this one only; the number changes when an older relay would
+/// misread the marker.
+const VERSION: &str = "1";
+
+/// Name of the marker's field for a blocked stream.
+pub(super) fn blocked_field(stream: &str) -> String {
+    format!("blocked:{stream}")
+}
+
+/// A blocked stream's cursor, as JSON.
+#[derive(Serialize, Deserialize)]
+struct BlockedValue {
+    topic: String,
+    high: i64,
+    gaps: Vec<(i64, i64)>,
+    reason: String,
+}
+
+/// The value of a blocked stream's field.
+pub(super) fn blocked_value(blocked: &Blocked) -> String {
+    let value = BlockedValue {
+        topic: blocked.topic.clone(),
+        high: blocked.cursor.high,
+        gaps: blocked.cursor.gaps.iter().collect(),
+        reason: blocked.reason.clone(),
+    };
+    serde_json::to_string(&value).expect("strings and integers are always valid JSON")
+}
+
+fn read_blocked(value: &str) -> Option<Blocked> {
+    let value: BlockedValue = serde_json::from_str(value).ok()?;
+    let cursor = Cursor { high: value.high, high_key: String::new(), gaps: value.gaps.into_iter().collect() };
+    Some(Blocked { topic: value.topic, cursor, reason: value.reason })
+}
+
+/// All fields and values of a marker.
+pub(super) fn fields(outbox_id: Uuid, place: &Place, suspect: Option<Suspect>, retention_ms: u128) -> Vec<String> {
+    let mut fields: Vec<String> = [
+        ("version", VERSION.to_owned()),
+        ("outbox_id", outbox_id.to_string()),
+        ("system_id", place.history.system_id.to_string()),
+        ("timeline", place.history.timeline.to_string()),
+        ("branch", place.history.branch.to_string()),
+        ("epoch", place.epoch.to_string()),
+        ("page", place.page.to_string()),
+        ("high", place.cursor.high.to_string()),
+        ("high_key", place.cursor.high_key.clone()),
+        ("redis_ms", place.redis_ms.to_string()),
+        ("retention_ms", retention_ms.to_string()),
+    ]
+    .into_iter()
+    .flat_map(|(name, value)| [name.to_owned(), value])
+    .collect();
+    if let Some(suspect) = suspect {
+        fields.extend(["suspect_until".to_owned(), suspect.until.to_string()]);
+        fields.extend(["suspect_since_ms".to_owned(), suspect.since_ms.to_string()]);
+    }
+    for (stream, blocked) in &place.blocked {
+        fields.extend([blocked_field(stream), blocked_value(blocked)]);
+    }
+    fields
+}
+
+/// Reads what stands at the marker's key; `gaps` are its gaps.
+pub(super) fn read(marker: &HashMap<String, String>, gaps: &HashMap<String, String>) -> MarkerFound {
+    if marker.is_empty() {
+        return MarkerFound::Missing;
+    }
+    match marker.get("version").map(String::as_str) {
+        Some(VERSION) => {}
+        Some(other) => return MarkerFound::Foreign(format!("a marker of version {other}; this relay reads {VERSION}")),
+        None => return MarkerFound::Foreign("a hash without a version".to_owned()),
+    }
+    parse(marker, gaps).unwrap_or_else(|field| MarkerFound::Foreign(format!("a marker whose {field} is not readable")))
+}
+
+fn parse(marker: &HashMap<String, String>, gaps: &HashMap<String, String>) -> Result<MarkerFound, &'static str> {
+    fn field<T: std::str::FromStr>(from: &HashMap<String, String>, name: &'static str) -> Result<T, &'static str> {
+        from.get(name).and_then(|value| value.parse().ok()).ok_or(name)
+    }
+    let gaps = gaps
+        .iter()
+        .map(|(lo, hi)| Some((lo.parse().ok()?, hi.parse().ok()?)))
+        .collect::<Option<_>>()
+        .ok_or("gaps")?;
+    let suspect = match marker.contains_key("suspect_until") {
+        false => None,
+        true => Some(Suspect {
+            until: field(marker, "suspect_until")?,
+            since_ms: field(marker, "suspect_since_ms")?,
+        }),
+    };
+    let mut blocked = BTreeMap::new();
+    for (name, value) in marker {
+        if let Some(stream) = name.strip_prefix("blocked:") {
+            blocked.insert(stream.to_owned(), read_blocked(value).ok_or("blocked stream")?);
+        }
+    }
+    Ok(MarkerFound::Marker {
+        outbox_id: field(marker, "outbox_id")?,
+        place: Place {
+            history: History {
+                system_id: field(marker, "system_id")?,
+                timeline: field(marker, "timeline")?,
+                branch: field(marker, "branch")?,
+            },
+            epoch: field(marker, "epoch")?,
+            page: field(marker, "page")?,
+            cursor: Cursor {
+                high: field(marker, "high")?,
+                high_key: field(marker, "high_key")?,
+                gaps,
+            },
+            redis_ms: field(marker, "redis_ms")?,
+            blocked,
+        },
+        suspect,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place() -> Place {
+        Place {
+            history: History { system_id: u64::MAX, timeline: 3, branch: Uuid::from_u128(9) },
+            epoch: 4,
+            page: 5,
+            cursor: Cursor { high: 60, high_key: "Schlüssel \"60\"".into(), gaps: [(7, 8)].into_iter().collect() },
+            redis_ms: 1_700_000_000_000,
+            blocked: BTreeMap::from([(
+                "outbox:audit".to_owned(),
+                Blocked {
+                    topic: "audit".into(),
+                    cursor: Cursor { high: 50, high_key: String::new(), gaps: [(7, 8)].into_iter().collect() },
+                    reason: "NOPERM".into(),
+                },
+            )]),
+        }
+    }
+
+    fn hash(fields: &[String]) -> HashMap<String, String> {
+        fields.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect()
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let gaps = HashMap::from([("7".to_owned(), "8".to_owned())]);
+        let outbox_id = Uuid::from_u128(1);
+        for suspect in [None, Some(Suspect { until: i64::MAX, since_ms: 5 })] {
+            let found = read(&hash(&fields(outbox_id, &place(), suspect, 1_000)), &gaps);
+            assert_eq!(found, MarkerFound::Marker { outbox_id, place: place(), suspect });
+        }
+    }
+
+    #[test]
+    fn what_is_no_marker_is_said_to_be_none() {
+        assert_eq!(read(&HashMap::new(), &HashMap::new()), MarkerFound::Missing);
+        let mut marker = hash(&fields(Uuid::nil(), &place(), None, 1_000));
+        marker.insert("high".into(), "many".into());
+        assert!(matches!(read(&marker, &HashMap::new()), MarkerFound::Foreign(what) if what.contains("high")));
+        marker.insert("version".into(), "2".into());
+        assert!(matches!(read(&marker, &HashMap::new()), MarkerFound::Foreign(what) if what.contains("version 2")));
+        marker.remove("version");
+        assert!(matches!(read(&marker, &HashMap::new()), MarkerFound::Foreign(_)));
+    }
+}

@@ -1,0 +1,26 @@
+#!lua
+-- Takes the leadership: replaces marker and gaps, if the marker is still the one that was read.
+--
+-- KEYS: the marker, the gaps.
+-- ARGV: epoch and page of the marker that was read, both empty for none; the number of marker
+--   arguments and those (fields and values); the number of gap arguments and those (first and last ids).
+
+local CHUNK = 4000 -- arguments of one call; Lua's stack holds about 8000
+
+local found = redis.call('HMGET', KEYS[1], 'epoch', 'page')
+if (found[1] or '') ~= ARGV[1] or (found[2] or '') ~= ARGV[2] then
+  return {'moved', found[1] or '', found[2] or ''}
+end
+
+redis.call('DEL', KEYS[1], KEYS[2])
+local at = 3
+for index = 1, 2 do
+  local last = at + tonumber(ARGV[at])
+  local first = at + 1
+  while first <= last do
+    redis.call('HSET', KEYS[index], unpack(ARGV, first, math.min(first + CHUNK - 1, last)))
+    first = first + CHUNK
+  end
+  at = last + 1
+end
+return {'taken'}

@@ -1,0 +1,221 @@
+//! Reads committed messages, page by page, and only what a crash of Postgres cannot take back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::future::{join3, OptionFuture};
+use tokio_postgres::types::PgLsn;
+use tokio_postgres::{Row, Statement};
+
+use crate::error::{Error, Result};
+use crate::postgres::{MessageRow, Session, sql};
+use crate::protocol::cursor::Cursor;
+use crate::protocol::log::{Answer, Log, Writer};
+use crate::protocol::ranges::RangeSet;
+
+/// Ranges of gaps after which the relay stops reading ahead: about a hundred megabytes in all places.
+pub(crate) const GAP_RANGES_MAX: usize = 500_000;
+
+/// How long other commits may flush the log for us before the relay forces it.
+const FLUSH_PATIENCE: Duration = Duration::from_millis(2);
+
+/// Process id of the purge's session, which is no writer to wait for; 0 while there is none.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct JanitorPid(Arc<AtomicI32>);
+
+impl JanitorPid {
+    /// Notes it, before the session writes anything.
+    pub(crate) fn set(&self, pid: i32) {
+        self.0.store(pid, Ordering::SeqCst);
+    }
+
+    pub(crate) fn get(&self) -> i32 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Messages read in one go, to be published in one atomic step.
+#[derive(Debug, Default)]
+pub(crate) struct Page {
+    /// Ascending by id: first those found in gaps, then those above `high`.
+    pub(crate) rows: Vec<MessageRow>,
+    /// Gaps that will never be filled.
+    pub(crate) dead: RangeSet,
+    /// A limit cut the page: there is more to read at once.
+    pub(crate) more: bool,
+}
+
+impl Page {
+    /// Whether there is nothing to publish and no gap to close.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.dead.is_empty()
+    }
+}
+
+/// How far the write-ahead log has come.
+#[derive(Clone, Copy, Debug)]
+struct Wal {
+    inserted: PgLsn,
+    flushed: PgLsn,
+    synchronous_standby: bool,
+}
+
+/// Makes trips (see [`crate::protocol::log`]) over the leader's session.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    log: Log,
+    writers: Statement,
+    page: Statement,
+    wal: Statement,
+    wal_flushed: Statement,
+    janitor: JanitorPid,
+    rows_max: u32,
+    rows_now: u32,
+    bytes_max: u32,
+}
+
+impl Reader {
+    /// A reader that goes on from what has been published.
+    pub(crate) async fn new(
+        session: &Session,
+        from: &Cursor,
+        rows_max: u32,
+        bytes_max: u32,
+        janitor: JanitorPid,
+    ) -> Result<Self> {
+        Ok(Reader {
+            log: Log::new(from, GAP_RANGES_MAX),
+            writers: session.prepare("prepare the list of writers", sql::WRITERS).await?,
+            page: session.prepare("prepare reading", sql::PAGE).await?,
+            wal: session.prepare("prepare the flush check", sql::WAL).await?,
+            wal_flushed: session.prepare("prepare the flush check", sql::WAL_FLUSHED).await?,
+            janitor,
+            rows_max,
+            rows_now: rows_max,
+            bytes_max,
+        })
+    }
+
+    /// Begins again from a cursor; what was read beyond it is read once more.
+    pub(crate) fn restart(&mut self, from: &Cursor) {
+        self.log = Log::new(from, GAP_RANGES_MAX);
+    }
+
+    /// Ranges of ids that may still be filled.
+    pub(crate) fn gap_ranges(&self) -> usize {
+        self.log.gap_ranges()
+    }
+
+    /// Reads pages of at most `rows` from now on, and one at least.
+    pub(crate) fn limit_rows(&mut self, rows: u32) {
+        self.rows_now = rows.clamp(1, self.rows_max);
+    }
+
+    /// Lets pages grow back to the configured size.
+    pub(crate) fn relax_rows(&mut self) {
+        self.limit_rows(self.rows_now.saturating_mul(2));
+    }
+
+    /// The open writers of the table.
+    pub(crate) async fn open_writers(&self, session: &Session) -> Result<Vec<Writer>> {
+        let rows = session.rows("list the writers", &self.writers, &[&self.janitor.get()]).await?;
+        Ok(rows.iter().map(|row| Writer { id: row.get(0), prepared: row.get(1) }).collect())
+    }
+
+    /// Those of `writers` that are still open.
+    pub(crate) async fn open_writers_among(&self, session: &Session, mut writers: Vec<Writer>) -> Result<Vec<Writer>> {
+        if !writers.is_empty() {
+            let open = self.open_writers(session).await?;
+            writers.retain(|writer| open.contains(writer));
+        }
+        Ok(writers)
+    }
+
+    /// Process id of the purge's session.
+    pub(crate) fn janitor_pid(&self) -> i32 {
+        self.janitor.get()
+    }
+
+    /// One trip: who writes, what is in the gaps and above, and how far the log is flushed, sent in one go
+    /// and in this order. What it returns is flushed.
+    ///
+    /// A trip that is not expected to find anything asks for the log only once it has.
+    pub(crate) async fn trip(&mut self, session: &Session, expect_rows: bool) -> Result<Page> {
+        let question = self.log.question();
+        let rows_now = i64::from(self.rows_now);
+        let new_rows = if question.read_ahead { rows_now } else { 0 };
+        let bytes_max = i64::from(self.bytes_max);
+
+        let writers: OptionFuture<_> = self.log.needs_writers().then(|| self.open_writers(session)).into();
+        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
+            [&question.gaps_lo, &question.gaps_hi, &question.high, &rows_now, &bytes_max, &new_rows];
+        let rows = session.rows("read a page", &self.page, &params);
+        let wal: OptionFuture<_> = expect_rows.then(|| self.wal(session)).into();
+        let (writers, rows, wal) = join3(writers, rows, wal).await;
+
+        match writers.transpose()? {
+            None => self.log.learn_nothing(),
+            Some(writers) => {
+                let last_value = match self.log.meets_prepared(&writers) {
+                    true => Some(session.one("read the sequence", sql::LAST_VALUE, &[]).await?.get(0)),
+                    false => None,
+                };
+                self.log.learn(writers, last_value);
+            }
+        }
+        let page = self.accept(rows?)?;
+        if !page.rows.is_empty() {
+            let wal = match wal.transpose()? {
+                Some(wal) => wal,
+                None => self.wal(session).await?,
+            };
+            self.wait_until_flushed(session, wal).await?;
+        }
+        Ok(page)
+    }
+
+    fn accept(&mut self, rows: Vec<Row>) -> Result<Page> {
+        let mut rows: Vec<MessageRow> = rows.into_iter().map(MessageRow::from).collect();
+        if let Some(pair) = rows.windows(2).find(|pair| pair[0].id() >= pair[1].id()) {
+            return Err(Error::Invariant(format!("row {} was read after row {}", pair[1].id(), pair[0].id())));
+        }
+        let ids: Vec<i64> = rows.iter().map(MessageRow::id).collect();
+        let late = rows.iter().take_while(|row| row.late()).count();
+        let at_limit = |part: &[MessageRow]| {
+            part.len() >= self.rows_now as usize
+                || part.last().is_some_and(|row| row.running_bytes() >= i64::from(self.bytes_max))
+        };
+        let late_cut = at_limit(&rows[..late]);
+        let more = late_cut || at_limit(&rows[late..]);
+        let taken = self.log.accept(Answer { late: &ids[..late], late_cut, new: &ids[late..] });
+        if !taken.new {
+            rows.truncate(late);
+        }
+        Ok(Page { rows, dead: taken.dead, more })
+    }
+
+    async fn wal(&self, session: &Session) -> Result<Wal> {
+        let rows = session.rows("read the log's position", &self.wal, &[]).await?;
+        let row = rows.first().ok_or_else(|| Error::Invariant("no position of the log".into()))?;
+        Ok(Wal { inserted: row.get(0), flushed: row.get(1), synchronous_standby: row.get(2) })
+    }
+
+    /// The durability barrier: an asynchronous commit is visible before it is flushed, and a crash of
+    /// Postgres can still take it back. Published, it would be a message without a fact.
+    async fn wait_until_flushed(&self, session: &Session, wal: Wal) -> Result<()> {
+        if !wal.synchronous_standby {
+            if wal.flushed >= wal.inserted {
+                return Ok(());
+            }
+            let begun = Instant::now();
+            while begun.elapsed() < FLUSH_PATIENCE {
+                let rows = session.rows("read the log's position", &self.wal_flushed, &[]).await?;
+                if rows.first().is_some_and(|row| row.get::<_, PgLsn>(0) >= wal.inserted) {
+                    return Ok(());
+                }
+            }
+        }
+        session.batch("flush the log", sql::FORCE_FLUSH).await
+    }
+}

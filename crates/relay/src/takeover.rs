@@ -1,0 +1,158 @@
+//! Taking over: reads marker, checkpoint and facts, asks the start table, and writes a marker of a new epoch.
+
+use uuid::Uuid;
+
+use crate::checkpoint;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::postgres::{Session, sql};
+use crate::progress::{Progress, TAIL_ENTRIES_MAX};
+use crate::protocol::cursor::Cursor;
+use crate::protocol::start::{self, Case, Facts, History, MarkerFound, Place, Plan};
+use crate::publisher::{Publisher, stream_name};
+
+/// How often the marker may change between being read and being taken, before that counts as an error.
+const TRIES_MAX: usize = 3;
+
+/// A leadership that has begun.
+#[derive(Debug)]
+pub(crate) struct TakenOver {
+    pub(crate) progress: Progress,
+    /// Up to this id, messages go out again after a loss, at the replay rate.
+    pub(crate) replay_until: i64,
+}
+
+/// Takes over: from here on only this relay can publish.
+///
+/// A crash between the marker and the checkpoint leaves the marker ahead, or in another branch, and
+/// the next take-over reads both again.
+///
+/// # Errors
+///
+/// [`Error::Refused`] where a person must decide, or that of a server.
+pub(crate) async fn take_over(session: &Session, publisher: &mut Publisher, config: &Config) -> Result<TakenOver> {
+    let mut tries = 0;
+    loop {
+        match try_take_over(session, publisher, config).await {
+            // A page of the leader before was under way; it is in the marker now.
+            Err(Error::Moved { .. }) if tries < TRIES_MAX => tries += 1,
+            other => return other,
+        }
+    }
+}
+
+async fn try_take_over(session: &Session, publisher: &mut Publisher, config: &Config) -> Result<TakenOver> {
+    let found = publisher.marker().await?;
+    let facts = read_facts(session, publisher, &found, &config.stream_prefix).await?;
+    let plan = start::plan(&found, &facts, config.on_redis_loss).map_err(Error::Refused)?;
+    let cursor = anchored(session, plan.cursor.clone()).await?;
+    report(&plan, &cursor, &facts, &found);
+    let place = Place {
+        history: History {
+            system_id: facts.system_id,
+            timeline: facts.timeline,
+            branch: plan.branch.filter(|_| !plan.new_branch).unwrap_or_else(Uuid::new_v4),
+        },
+        epoch: plan.epoch,
+        page: 0,
+        cursor,
+        redis_ms: plan.redis_ms,
+        blocked: plan.blocked.clone(),
+    };
+    publisher.take(&found, facts.outbox_id, &place, plan.suspect, config.retention).await?;
+    let mut progress = Progress::new(place, plan.suspect, config.stream_prefix.clone());
+    progress.checkpoint(session).await?;
+    let replay_until = match plan.case {
+        Case::Replay | Case::LostTail => facts.checkpoint.as_ref().map_or(0, |c| c.cursor.high),
+        Case::First | Case::Marker | Case::LostMarker | Case::Resume | Case::OtherHistory => 0,
+    };
+    Ok(TakenOver { progress, replay_until })
+}
+
+async fn read_facts(
+    session: &Session,
+    publisher: &mut Publisher,
+    found: &MarkerFound,
+    prefix: &str,
+) -> Result<Facts> {
+    let marker_high = match found {
+        MarkerFound::Marker { place, .. } => place.cursor.high,
+        MarkerFound::Missing | MarkerFound::Foreign(_) => 0,
+    };
+    let row = session.one("read the facts of this database", sql::FACTS, &[&marker_high]).await?;
+    let checkpoint = checkpoint::read(session).await?;
+    let mut facts = Facts {
+        outbox_id: row.get(0),
+        adopted_from: row.get::<_, Vec<i64>>(1).into_iter().map(checkpoint::system_id).collect(),
+        system_id: checkpoint::system_id(row.get(2)),
+        timeline: u32::try_from(row.get::<_, i64>(3)).unwrap_or(0),
+        last_value: row.get(4),
+        key_at_marker: row.get(5),
+        purged_to: row.get(6),
+        checkpoint,
+        checkpoint_stands: false,
+    };
+    if *found == MarkerFound::Missing
+        && let Some(checkpoint) = &facts.checkpoint
+    {
+        facts.checkpoint_stands = stands(session, publisher, checkpoint, prefix).await?;
+    }
+    Ok(facts)
+}
+
+/// Whether the entry of the row at the checkpoint's `high` is still in its stream.
+async fn stands(session: &Session, publisher: &mut Publisher, checkpoint: &Place, prefix: &str) -> Result<bool> {
+    let high = checkpoint.cursor.high;
+    let Some(row) = session.at_most_one("read the last published row", sql::ROW_TOPIC, &[&high]).await? else {
+        return Ok(false);
+    };
+    let (topic, key): (String, String) = (row.get(0), row.get(1));
+    let stream = stream_name(prefix, &topic);
+    let (tail, _) = publisher.tail(&stream, checkpoint.redis_ms, TAIL_ENTRIES_MAX, |id| id == high).await?;
+    Ok(tail.get(&high) == Some(&key))
+}
+
+/// Makes sure that the row at `high` exists and is published, and that its key is known: the next check
+/// of the history goes by it.
+async fn anchored(session: &Session, mut cursor: Cursor) -> Result<Cursor> {
+    while cursor.high > 0 && cursor.high_key.is_empty() {
+        let Some(row) = session.at_most_one("find the last published row", sql::ANCHOR, &[&cursor.high]).await? else {
+            return Ok(Cursor::default());
+        };
+        let id: i64 = row.get(0);
+        match cursor.gaps.range_around(id) {
+            Some((lo, _)) => cursor.high = lo - 1,
+            None => (cursor.high, cursor.high_key) = (id, row.get(1)),
+        }
+        cursor.gaps = cursor.gaps.up_to(cursor.high);
+    }
+    Ok(cursor)
+}
+
+fn report(plan: &Plan, cursor: &Cursor, facts: &Facts, found: &MarkerFound) {
+    let checkpoint = facts.checkpoint.as_ref().map_or(0, |c| c.cursor.high);
+    let marker = match found {
+        MarkerFound::Marker { place, .. } => place.cursor.high,
+        MarkerFound::Missing | MarkerFound::Foreign(_) => 0,
+    };
+    let (epoch, high) = (plan.epoch, cursor.high);
+    match plan.case {
+        Case::First => tracing::info!(epoch, "leading; nothing was published before"),
+        Case::Marker => tracing::info!(epoch, high, "leading; going on behind the marker"),
+        Case::LostTail => tracing::warn!(epoch, high, checkpoint,
+            "Redis lost its latest entries; exactly those go out again"),
+        Case::LostMarker => tracing::warn!(epoch, high,
+            "the marker was missing in Redis but the streams stand; going on behind the checkpoint"),
+        Case::Replay => tracing::warn!(epoch, checkpoint,
+            "Redis came back without its streams; all that the outbox has goes out again"),
+        Case::Resume => tracing::warn!(epoch, high,
+            "Redis came back without its streams; going on behind the checkpoint"),
+        Case::OtherHistory => tracing::warn!(epoch, high, marker, checkpoint,
+            "Postgres has another past than the marker (failover or restore); \
+             going on from the lower cursor, without what stands in the streams"),
+    }
+    if let Some((first, last)) = plan.purged {
+        tracing::error!(first, last, "messages that would go out again are purged from the outbox: \
+            those of this range that were published before are lost in Redis");
+    }
+}
