@@ -7,10 +7,13 @@ use std::{
 
 use crate::Error;
 
-/// Names a directory with `initdb`, `postgres` and `pg_basebackup`; goes before everything else.
+/// Names a directory with `initdb`, `postgres` and the other tools; goes before everything else.
 const POSTGRES_DIR_VARIABLE: &str = "OUTBOX_POSTGRES_BIN_DIR";
 /// Names the Redis server itself; goes before everything else.
 const REDIS_VARIABLE: &str = "OUTBOX_REDIS_SERVER";
+
+/// What the kit runs.
+const POSTGRES_TOOLS: [&str; 4] = ["initdb", "postgres", "pg_basebackup", "pg_resetwal"];
 
 /// Roots whose entries hold a `bin`: Debian, Fedora (PGDG), Homebrew on Apple and on Intel machines.
 const POSTGRES_ROOTS: [(&str, &str); 4] = [
@@ -31,15 +34,14 @@ const REDIS_DIRS: [&str; 6] = [
 
 /// The directory with the Postgres binaries.
 pub(crate) fn postgres_dir() -> Result<PathBuf, Error> {
-    let complete = |dir: &Path| dir.join("initdb").is_file() && dir.join("postgres").is_file();
     let remedy = "install Postgres 14 or later (Debian: apt install postgresql; Fedora: dnf install \
                   postgresql-server; Homebrew: brew install postgresql@17)";
     if let Some(dir) = env::var_os(POSTGRES_DIR_VARIABLE).map(PathBuf::from) {
-        if complete(&dir) {
+        if let Some(dir) = complete(&dir) {
             return Ok(dir);
         }
         return Err(Error::not_installed(
-            "initdb and postgres",
+            "Postgres (initdb, postgres, pg_basebackup, pg_resetwal)",
             vec![dir.display().to_string()],
             format!("correct {POSTGRES_DIR_VARIABLE}, or unset it and {remedy}"),
         ));
@@ -51,17 +53,26 @@ pub(crate) fn postgres_dir() -> Result<PathBuf, Error> {
     candidates.push(PathBuf::from("/usr/bin"));
     candidates
         .into_iter()
-        .find(|dir| complete(dir))
+        .find_map(|dir| complete(&dir))
         .ok_or_else(|| {
             let mut looked_in = vec!["PATH".to_owned()];
             looked_in.extend(POSTGRES_ROOTS.map(|(root, prefix)| format!("{root}/{prefix}*/bin")));
             looked_in.push("/usr/bin".to_owned());
             Error::not_installed(
-                "initdb and postgres",
+                "Postgres (initdb, postgres, pg_basebackup, pg_resetwal)",
                 looked_in,
                 format!("{remedy}, or name their directory in {POSTGRES_DIR_VARIABLE}"),
             )
         })
+}
+
+/// The directory itself when it has every tool the kit runs, or the one that its `postgres` is a link to.
+fn complete(dir: &Path) -> Option<PathBuf> {
+    let linked = dir.join("postgres").canonicalize().ok()?;
+    [dir, linked.parent()?]
+        .into_iter()
+        .find(|dir| POSTGRES_TOOLS.iter().all(|tool| dir.join(tool).is_file()))
+        .map(Path::to_path_buf)
 }
 
 /// The Redis server.

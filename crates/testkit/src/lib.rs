@@ -4,12 +4,15 @@
 //! The files in reading order:
 //!
 //! 1. `postgres/` and `redis/`: the servers. `builder` is the set-up, `faults` what can happen to one.
-//! 2. `wait.rs`: waiting for a condition with a deadline.
-//! 3. `supervised.rs`, `process_tree.rs`, `sandbox.rs` and `watchdog.sh`: how processes are started and
+//! 2. `proxy/`: the network between them. `hold` stops it at a chosen request, `link` is one connection, `frames` the
+//!    Postgres protocol as far as that needs it.
+//! 3. `process.rs`: the programs under test.
+//! 4. `wait.rs`: waiting for a condition with a deadline.
+//! 5. `supervised.rs`, `process_tree.rs`, `sandbox.rs` and `watchdog.sh`: how processes are started and
 //!    killed, and why none is left when a test panics or is killed.
-//! 4. `binaries.rs`, `identity.rs`, `ports.rs`: where the servers are installed, as whom and on which port
+//! 6. `binaries.rs`, `identity.rs`, `ports.rs`: where the servers are installed, as whom and on which port
 //!    they run.
-//! 5. `error.rs`: what went wrong, with the end of the server's log.
+//! 7. `error.rs`: what went wrong, with the end of the server's log.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), outbox_testkit::Error> {
@@ -33,6 +36,7 @@ mod ports;
 mod postgres;
 mod process;
 mod process_tree;
+mod proxy;
 mod redis;
 mod sandbox;
 mod snapshot;
@@ -43,6 +47,7 @@ pub use crate::{
     error::Error,
     postgres::{Postgres, PostgresBuilder, Shutdown, StandbyBuilder},
     process::{Output, Process, ProcessBuilder, relay, relay_binary},
+    proxy::{Direction, Hold, Matcher, Proxy},
     redis::{Fsync, Keys, Persistence, Redis, RedisBuilder},
     snapshot::Snapshot,
     wait::{Probe, eventually},
