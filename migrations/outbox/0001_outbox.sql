@@ -46,10 +46,15 @@ BEGIN
             'hex')::uuid
     $body$;
 
+    -- What every INSERT calls is PL/pgSQL: it keeps its plan, a function in SQL is planned anew each time
+    -- (measured: an INSERT with headers takes 115 us of the server's time with SQL, 63 us so).
+    -- An escape that no text can hold (\u0000, a lone surrogate) is an error of json_each.
     CREATE FUNCTION outbox.is_string_map(headers json) RETURNS boolean
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $body$
-        SELECT CASE WHEN json_typeof(headers) <> 'object' THEN false
-               ELSE NOT EXISTS (SELECT FROM json_each(headers) AS h WHERE json_typeof(h.value) <> 'string') END
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $body$
+    BEGIN
+        RETURN CASE WHEN json_typeof(headers) <> 'object' THEN false
+               ELSE NOT EXISTS (SELECT FROM json_each(headers) AS h WHERE json_typeof(h.value) <> 'string') END;
+    END
     $body$;
 
     -- Insert-only: nothing ever updates a row, and only the relay's purge deletes one.
@@ -169,11 +174,13 @@ BEGIN
     -- True while the relay sleeps: it then holds this advisory lock exclusively, and the shared try
     -- fails. `SET outbox.notify = 'off'` keeps a transaction from notifying, since one that notified
     -- cannot be prepared (two-phase commit); after SET LOCAL the setting reads '' and not NULL.
-    CREATE FUNCTION outbox.relay_is_asleep() RETURNS boolean LANGUAGE sql VOLATILE AS $body$
-        SELECT CASE
+    CREATE FUNCTION outbox.relay_is_asleep() RETURNS boolean LANGUAGE plpgsql VOLATILE AS $body$
+    BEGIN
+        RETURN CASE
             WHEN coalesce(current_setting('outbox.notify', true), '') = 'off' THEN false
             WHEN pg_try_advisory_lock_shared(1869968482, 2) THEN NOT pg_advisory_unlock_shared(1869968482, 2)
-            ELSE true END
+            ELSE true END;
+    END
     $body$;
 
     CREATE FUNCTION outbox.wake_relay() RETURNS trigger LANGUAGE plpgsql AS $body$
