@@ -221,6 +221,12 @@ fn boundaries() -> Vec<Boundary> {
             ..Fields::good()
         },
     ));
+    all.extend(sizes());
+    all
+}
+
+fn sizes() -> Vec<Boundary> {
+    let mut all = Vec::new();
     let payload_size = "messages_payload_size_check";
     all.extend(of_size(
         limits::PAYLOAD_BYTES_MAX,

@@ -74,85 +74,88 @@ async fn the_sql_of_the_readme_publishes_an_order_and_an_image() {
     );
 }
 
+/// Statements, and the constraints that refuse them.
+const REFUSED: &[(&str, &str)] = &[
+    ("SELECT outbox.publish('a b', '1')", "messages_topic_check"),
+    (
+        "SELECT outbox.publish(E'a\\n', '1')",
+        "messages_topic_check",
+    ),
+    (
+        "SELECT outbox.publish('t', NULL)",
+        "messages_one_payload_check",
+    ),
+    (
+        "SELECT outbox.publish('t', '1', ordering_key => '')",
+        "messages_ordering_key_check",
+    ),
+    (
+        "SELECT outbox.publish('t', '1', message_key => repeat('x', 513))",
+        "messages_message_key_check",
+    ),
+    (
+        "SELECT outbox.publish('t', '1', event_type => '')",
+        "messages_event_type_check",
+    ),
+    (
+        "SELECT outbox.publish_binary('t', 'x', NULL)",
+        "messages_content_type_check",
+    ),
+    (
+        "SELECT outbox.publish_binary('t', 'x', '')",
+        "messages_content_type_check",
+    ),
+    (
+        "SELECT outbox.publish_binary('t', NULL, 'a/b')",
+        "messages_content_type_check",
+    ),
+    (
+        "SELECT outbox.publish('t', '1', headers => '[]')",
+        "messages_headers_check",
+    ),
+    (
+        "SELECT outbox.publish('t', '1', headers => '\"a\"')",
+        "messages_headers_check",
+    ),
+    (
+        "SELECT outbox.publish('t', '1', headers => 'null')",
+        "messages_headers_check",
+    ),
+    (
+        "SELECT outbox.publish('t', '1', headers => '{\"a\":1}')",
+        "messages_headers_check",
+    ),
+    (
+        "SELECT outbox.publish('t', '1', headers => '{\"a\":null}')",
+        "messages_headers_check",
+    ),
+    (
+        "SELECT outbox.publish('t', '1', headers => '{\"a\":\"b\",\"c\":{}}')",
+        "messages_headers_check",
+    ),
+    (
+        "INSERT INTO outbox.messages (topic, payload, payload_binary, content_type) VALUES ('t', '1', 'x', 'a/b')",
+        "messages_one_payload_check",
+    ),
+    (
+        "INSERT INTO outbox.messages (topic) VALUES ('t')",
+        "messages_one_payload_check",
+    ),
+    (
+        "INSERT INTO outbox.messages (topic, payload, content_type) VALUES ('t', '1', 'a/b')",
+        "messages_content_type_check",
+    ),
+];
+
 #[tokio::test]
 async fn the_functions_refuse_what_the_table_refuses() {
     let database = Database::outbox().await;
     let client = database.client().await;
-    for (sql, constraint) in [
-        ("SELECT outbox.publish('a b', '1')", "messages_topic_check"),
-        (
-            "SELECT outbox.publish(E'a\\n', '1')",
-            "messages_topic_check",
-        ),
-        (
-            "SELECT outbox.publish('t', NULL)",
-            "messages_one_payload_check",
-        ),
-        (
-            "SELECT outbox.publish('t', '1', ordering_key => '')",
-            "messages_ordering_key_check",
-        ),
-        (
-            "SELECT outbox.publish('t', '1', message_key => repeat('x', 513))",
-            "messages_message_key_check",
-        ),
-        (
-            "SELECT outbox.publish('t', '1', event_type => '')",
-            "messages_event_type_check",
-        ),
-        (
-            "SELECT outbox.publish_binary('t', 'x', NULL)",
-            "messages_content_type_check",
-        ),
-        (
-            "SELECT outbox.publish_binary('t', 'x', '')",
-            "messages_content_type_check",
-        ),
-        (
-            "SELECT outbox.publish_binary('t', NULL, 'a/b')",
-            "messages_content_type_check",
-        ),
-        (
-            "SELECT outbox.publish('t', '1', headers => '[]')",
-            "messages_headers_check",
-        ),
-        (
-            "SELECT outbox.publish('t', '1', headers => '\"a\"')",
-            "messages_headers_check",
-        ),
-        (
-            "SELECT outbox.publish('t', '1', headers => 'null')",
-            "messages_headers_check",
-        ),
-        (
-            "SELECT outbox.publish('t', '1', headers => '{\"a\":1}')",
-            "messages_headers_check",
-        ),
-        (
-            "SELECT outbox.publish('t', '1', headers => '{\"a\":null}')",
-            "messages_headers_check",
-        ),
-        (
-            "SELECT outbox.publish('t', '1', headers => '{\"a\":\"b\",\"c\":{}}')",
-            "messages_headers_check",
-        ),
-        (
-            "INSERT INTO outbox.messages (topic, payload, payload_binary, content_type) VALUES ('t', '1', 'x', 'a/b')",
-            "messages_one_payload_check",
-        ),
-        (
-            "INSERT INTO outbox.messages (topic) VALUES ('t')",
-            "messages_one_payload_check",
-        ),
-        (
-            "INSERT INTO outbox.messages (topic, payload, content_type) VALUES ('t', '1', 'a/b')",
-            "messages_content_type_check",
-        ),
-    ] {
+    for (sql, constraint) in REFUSED {
         let (code, name) = refused(&client, sql).await;
         assert_eq!(
             (code.as_str(), name.as_deref()),
-            ("23514", Some(constraint)),
+            ("23514", Some(*constraint)),
             "{sql}"
         );
     }

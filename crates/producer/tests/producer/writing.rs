@@ -1,6 +1,7 @@
 //! Writing in the caller's transaction: what commits and what does not.
 
 use outbox_producer::{Message, Outcome, limits, write, write_all, write_once};
+use tokio_postgres::Transaction;
 
 use crate::database::Database;
 
@@ -49,6 +50,24 @@ async fn a_message_commits_with_the_business_row_or_not_at_all() {
     );
 }
 
+type Texts = [Option<String>; 7];
+
+/// The columns of text, in the order of the ids, and the binary payloads.
+async fn stored(transaction: &Transaction<'_>) -> Vec<(i64, Texts, Option<Vec<u8>>)> {
+    let query = "SELECT id, topic, ordering_key, message_key, event_type, payload::text, content_type, \
+                        headers::text, payload_binary FROM outbox.messages ORDER BY id";
+    let rows = transaction.query(query, &[]).await.unwrap();
+    rows.iter()
+        .map(|row| {
+            (
+                row.get(0),
+                [1, 2, 3, 4, 5, 6, 7].map(|column| row.get(column)),
+                row.get(8),
+            )
+        })
+        .collect()
+}
+
 #[tokio::test]
 async fn every_field_arrives_in_its_column() {
     let database = Database::outbox().await;
@@ -62,80 +81,62 @@ async fn every_field_arrives_in_its_column() {
         .headers([("a", "1 \"quoted\""), ("b", "3")]);
     let binary = Message::binary("images", [0, 159, 255], "image/png");
     let bare = Message::raw_json("orders", "null");
+    let messages = [full, binary, bare];
+    let [_, binary_key, bare_key] = messages.each_ref().map(Message::key);
+    let headers = r#"{"a":"1 \"quoted\"","b":"3"}"#;
+    let expected = [
+        [
+            Some("orders"),
+            Some("customer-7"),
+            Some("order-1"),
+            Some("order.placed"),
+            Some(r#"{"n":1}"#),
+            None,
+            Some(headers),
+        ],
+        [
+            Some("images"),
+            None,
+            Some(binary_key),
+            None,
+            None,
+            Some("image/png"),
+            None,
+        ],
+        [
+            Some("orders"),
+            None,
+            Some(bare_key),
+            None,
+            Some("null"),
+            None,
+            None,
+        ],
+    ];
+    let expected = expected.map(|texts| texts.map(|text| text.map(str::to_owned)));
 
-    for (round, batch) in [false, true].into_iter().enumerate() {
+    for batch in [false, true] {
         let transaction = client.transaction().await.unwrap();
-        let messages = [full.clone(), binary.clone(), bare.clone()];
-        let written = if batch {
-            write_all(&transaction, &messages).await.unwrap()
+        let mut written = Vec::new();
+        if batch {
+            written = write_all(&transaction, &messages).await.unwrap();
         } else {
-            let mut written = Vec::new();
             for message in &messages {
                 written.push(write(&transaction, message).await.unwrap());
             }
-            written
-        };
-        let rows = transaction
-            .query(
-                "SELECT id, topic, ordering_key, message_key, event_type, payload::text, payload_binary, \
-                        content_type, headers::text \
-                 FROM outbox.messages ORDER BY id",
-                &[],
-            )
-            .await
-            .unwrap();
-        let texts = |row: usize| -> [Option<String>; 7] {
-            [1, 2, 3, 4, 5, 7, 8].map(|column| rows[row].get::<_, Option<String>>(column))
-        };
-        let some = |text: &str| Some(text.to_owned());
-        let headers = some(r#"{"a":"1 \"quoted\"","b":"3"}"#);
-        let placed = some("order.placed");
-        assert_eq!(
-            texts(0),
-            [
-                some("orders"),
-                some("customer-7"),
-                some("order-1"),
-                placed,
-                some(r#"{"n":1}"#),
-                None,
-                headers
-            ],
-            "round {round}"
-        );
-        assert_eq!(
-            texts(1),
-            [
-                some("images"),
-                None,
-                some(binary.key()),
-                None,
-                None,
-                some("image/png"),
-                None
-            ]
-        );
-        assert_eq!(
-            rows[1].get::<_, Option<Vec<u8>>>(6),
-            Some(vec![0, 159, 255])
-        );
-        assert_eq!(
-            texts(2),
-            [
-                some("orders"),
-                None,
-                some(bare.key()),
-                None,
-                some("null"),
-                None,
-                None
-            ]
-        );
-        let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
-        assert_eq!(
-            written.iter().map(|written| written.id).collect::<Vec<_>>(),
-            ids
-        );
+        }
+        let rows = stored(&transaction).await;
+        assert_eq!(rows.len(), 3);
+        for (((id, texts, bytes), expected), written) in
+            rows.into_iter().zip(&expected).zip(&written)
+        {
+            assert_eq!(&texts, expected, "batch: {batch}");
+            assert_eq!(bytes, texts[5].is_some().then(|| vec![0, 159, 255]));
+            assert_eq!(
+                (id, &texts[2]),
+                (written.id, &Some(written.message_key.clone()))
+            );
+        }
         transaction.rollback().await.unwrap();
     }
 }
