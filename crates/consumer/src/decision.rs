@@ -17,7 +17,7 @@ pub(crate) enum Fault {
     PostgresReadOnly,
     /// A prepared statement is gone (26000); a new connection prepares it again.
     StatementGone,
-    /// Postgres refuses the role, its password, or the database.
+    /// Postgres refuses the role, its password, its rights, or the database.
     PostgresRefused,
     /// A schema, table or column is missing.
     SchemaMissing,
@@ -43,6 +43,8 @@ pub(crate) enum Fault {
     RedisReadOnly,
     /// Redis refuses the user or the password.
     RedisRefused,
+    /// Redis denies a command or a key (NOPERM), or the key holds something else (WRONGTYPE).
+    RedisForbids,
     /// Every other answer of Redis.
     OtherRedis,
 }
@@ -86,7 +88,7 @@ pub(crate) fn decide(origin: Origin, fault: Fault) -> Decision {
         | Fault::GroupExists
         | Fault::OtherRedis => Decision::Retry,
         Fault::GroupGone | Fault::Unblocked => Decision::RemakeGroup,
-        Fault::RedisRefused => Decision::Misconfigured,
+        Fault::RedisRefused | Fault::RedisForbids => Decision::Misconfigured,
         Fault::HandlerError | Fault::HandlerPanic => Decision::CountAttempt,
         Fault::PostgresRefused | Fault::SchemaMissing => match origin {
             Origin::Library => Decision::Misconfigured,
@@ -108,7 +110,7 @@ pub(crate) fn fault_of_sqlstate(code: &str) -> Fault {
         "57P01" | "57P02" | "57P03" | "57P05" => return Fault::PostgresUnavailable,
         "25006" => return Fault::PostgresReadOnly,
         "26000" => return Fault::StatementGone,
-        "3D000" => return Fault::PostgresRefused,
+        "3D000" | "42501" => return Fault::PostgresRefused,
         "3F000" | "42P01" | "42703" => return Fault::SchemaMissing,
         _ => {}
     }
@@ -140,6 +142,7 @@ fn fault_of_redis_code(code: &str) -> Fault {
         "UNBLOCKED" => Fault::Unblocked,
         "READONLY" => Fault::RedisReadOnly,
         "WRONGPASS" | "NOAUTH" => Fault::RedisRefused,
+        "NOPERM" | "WRONGTYPE" => Fault::RedisForbids,
         _ => Fault::OtherRedis,
     }
 }
@@ -154,6 +157,7 @@ pub(crate) fn ends_redis_connection(fault: Fault) -> bool {
         | Fault::Unblocked => true,
         Fault::GroupGone
         | Fault::GroupExists
+        | Fault::RedisForbids
         | Fault::OtherRedis
         | Fault::PostgresLost
         | Fault::PostgresSilent
@@ -192,6 +196,7 @@ mod tests {
             ("26000", Retry, Retry),
             ("28P01", Misconfigured, CountAttempt),
             ("28000", Misconfigured, CountAttempt),
+            ("42501", Misconfigured, CountAttempt),
             ("3D000", Misconfigured, CountAttempt),
             ("3F000", Misconfigured, CountAttempt),
             ("42P01", Misconfigured, CountAttempt),
@@ -236,8 +241,8 @@ mod tests {
             ("MASTERDOWN", Decision::Retry),
             ("TRYAGAIN", Decision::Retry),
             ("BUSY", Decision::Retry),
-            ("NOPERM", Decision::Retry),
-            ("WRONGTYPE", Decision::Retry),
+            ("NOPERM", Decision::Misconfigured),
+            ("WRONGTYPE", Decision::Misconfigured),
             ("ERR", Decision::Retry),
         ];
         for (code, decision) in table {

@@ -63,3 +63,8 @@ pub use crate::{
 };
 /// The transaction that a handler writes with, which also records the message as applied.
 pub use deadpool_postgres::Transaction;
+
+/// Compiles the code of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
