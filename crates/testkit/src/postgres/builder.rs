@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Postgres, template};
+use super::{Postgres, STARTING, template};
 use crate::{Error, binaries, identity::Identity, ports::Port, supervised::Supervised};
 
 /// Starts are tried on another port when somebody outside the kit took this one.
@@ -95,6 +95,7 @@ impl PostgresBuilder {
                 settings.push((name.to_owned(), to.display().to_string()));
             }
         }
+        settings.push(("include_if_exists".to_owned(), STARTING.to_owned()));
         postgres.append_settings(&settings)?;
         if let Some(lines) = &self.hba {
             let kept = "local all all trust\nlocal replication all trust\n";

@@ -236,6 +236,7 @@ impl Replies<'_> {
             if read > 0 && self.source.control.borrow().cut {
                 return Err(Reset);
             }
+            self.answers.read(&buffer[..read]);
             let held = self
                 .reply_hold
                 .lock()

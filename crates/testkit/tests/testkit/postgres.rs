@@ -59,7 +59,11 @@ async fn a_server_is_utf8_durable_and_unlike_any_other() {
     let (one, other) = tokio::try_join!(Postgres::start(), Postgres::start()).unwrap();
     let client = one.connect("postgres").await.unwrap();
     assert_eq!(text(&client, "SHOW server_encoding").await, "UTF8");
-    assert_eq!(text(&client, "SHOW fsync").await, "on");
+    eventually(DEADLINE, "fsync after the start", || async {
+        text(&client, "SHOW fsync").await == "on"
+    })
+    .await
+    .unwrap();
     assert_eq!(text(&client, "SHOW synchronous_commit").await, "on");
     assert_eq!(text(&client, "SHOW lc_collate").await, "C");
     let id = "SELECT system_identifier::text FROM pg_control_system()";
