@@ -19,18 +19,41 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// # Errors
 ///
 /// That one of the servers is out of reach, or has no outbox.
-pub async fn adopt(postgres: &PostgresTarget, redis: &RedisTarget, prefix: &str) -> Result<Vec<u64>> {
+pub async fn adopt(
+    postgres: &PostgresTarget,
+    redis: &RedisTarget,
+    prefix: &str,
+) -> Result<Vec<u64>> {
     let session = Session::open(postgres, "outbox-relay adopt", LIMIT).await?;
-    let own = checkpoint::system_id(session.one("read the system id", sql::FACTS, &[&0_i64]).await?.get(2));
+    let own = checkpoint::system_id(
+        session
+            .one("read the system id", sql::FACTS, &[&0_i64])
+            .await?
+            .get(2),
+    );
     let mut past = Vec::new();
-    if let MarkerFound::Marker { place, .. } = Publisher::connect(redis, prefix, LIMIT).await?.marker().await? {
+    if let MarkerFound::Marker { place, .. } = Publisher::connect(redis, prefix, LIMIT)
+        .await?
+        .marker()
+        .await?
+    {
         past.push(place.history.system_id);
     }
-    past.extend(checkpoint::read(&session).await?.map(|place| place.history.system_id));
+    past.extend(
+        checkpoint::read(&session)
+            .await?
+            .map(|place| place.history.system_id),
+    );
     past.retain(|system_id| *system_id != own);
     past.sort_unstable();
     past.dedup();
-    let bits: Vec<i64> = past.iter().copied().map(checkpoint::system_id_bits).collect();
-    session.execute("record the adoption", sql::ADOPT, &[&bits]).await?;
+    let bits: Vec<i64> = past
+        .iter()
+        .copied()
+        .map(checkpoint::system_id_bits)
+        .collect();
+    session
+        .execute("record the adoption", sql::ADOPT, &[&bits])
+        .await?;
     Ok(past)
 }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use backoff::SystemClock;
 use backoff::backoff::Backoff as _;
 use backoff::exponential::{ExponentialBackoff, ExponentialBackoffBuilder};
-use backoff::SystemClock;
 
 use crate::config::Config;
 

@@ -22,16 +22,36 @@ pub(crate) fn system_id(bits: i64) -> u64 {
 
 /// Reads the checkpoint; none before the first leader.
 pub(crate) async fn read(session: &Session) -> Result<Option<Place>> {
-    let Some(row) = session.at_most_one("read the checkpoint", sql::CHECKPOINT, &[]).await? else { return Ok(None) };
-    let gaps = session.all("read the checkpoint's gaps", sql::CHECKPOINT_GAPS, &[]).await?;
-    let blocked = session.all("read the blocked streams", sql::BLOCKED, &[]).await?;
+    let Some(row) = session
+        .at_most_one("read the checkpoint", sql::CHECKPOINT, &[])
+        .await?
+    else {
+        return Ok(None);
+    };
+    let gaps = session
+        .all("read the checkpoint's gaps", sql::CHECKPOINT_GAPS, &[])
+        .await?;
+    let blocked = session
+        .all("read the blocked streams", sql::BLOCKED, &[])
+        .await?;
     let gaps: RangeSet = gaps.iter().map(|row| (row.get(0), row.get(1))).collect();
     let blocked = blocked
         .iter()
         .map(|row| {
             let (lo, hi): (Vec<i64>, Vec<i64>) = (row.get(4), row.get(5));
-            let cursor = Cursor { high: row.get(2), high_key: String::new(), gaps: lo.into_iter().zip(hi).collect() };
-            (row.get::<_, String>(0), Blocked { topic: row.get(1), cursor, reason: row.get(3) })
+            let cursor = Cursor {
+                high: row.get(2),
+                high_key: String::new(),
+                gaps: lo.into_iter().zip(hi).collect(),
+            };
+            (
+                row.get::<_, String>(0),
+                Blocked {
+                    topic: row.get(1),
+                    cursor,
+                    reason: row.get(3),
+                },
+            )
         })
         .collect();
     Ok(Some(Place {
@@ -42,7 +62,11 @@ pub(crate) async fn read(session: &Session) -> Result<Option<Place>> {
         },
         epoch: row.get(3),
         page: row.get(4),
-        cursor: Cursor { high: row.get(5), high_key: row.get(6), gaps },
+        cursor: Cursor {
+            high: row.get(5),
+            high_key: row.get(6),
+            gaps,
+        },
         redis_ms: row.get(7),
         blocked,
     }))
@@ -54,7 +78,16 @@ pub(crate) async fn write_whole(session: &Session, place: &Place) -> Result<()> 
     session.batch("begin the checkpoint", "BEGIN").await?;
     let written = write_whole_inside(session, place).await;
     // The session is given up when this fails, and the transaction with it.
-    session.batch("end the checkpoint", if written.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
+    session
+        .batch(
+            "end the checkpoint",
+            if written.is_ok() {
+                "COMMIT"
+            } else {
+                "ROLLBACK"
+            },
+        )
+        .await?;
     written
 }
 
@@ -83,11 +116,19 @@ async fn write_whole_inside(session: &Session, place: &Place) -> Result<()> {
     session.execute(doing, sql::DROP_GAPS, &[]).await?;
     session.execute(doing, sql::PUT_GAPS, &[&lo, &hi]).await?;
     let streams: Vec<&String> = place.blocked.keys().collect();
-    session.execute(doing, sql::DROP_BLOCKED, &[&streams]).await?;
+    session
+        .execute(doing, sql::DROP_BLOCKED, &[&streams])
+        .await?;
     for (stream, blocked) in &place.blocked {
         let (lo, hi): (Vec<i64>, Vec<i64>) = blocked.cursor.gaps.iter().unzip();
-        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
-            [stream, &blocked.topic, &blocked.cursor.high, &blocked.reason, &lo, &hi];
+        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 6] = [
+            stream,
+            &blocked.topic,
+            &blocked.cursor.high,
+            &blocked.reason,
+            &lo,
+            &hi,
+        ];
         session.execute(doing, sql::PUT_BLOCKED, &params).await?;
     }
     Ok(())
@@ -99,8 +140,15 @@ pub(crate) async fn write_step(
     place: &Place,
     gap_changes: &BTreeMap<i64, Option<i64>>,
 ) -> Result<()> {
-    let gone: Vec<i64> = gap_changes.iter().filter(|(_, hi)| hi.is_none()).map(|(lo, _)| *lo).collect();
-    let (lo, hi): (Vec<i64>, Vec<i64>) = gap_changes.iter().filter_map(|(lo, hi)| Some((*lo, (*hi)?))).unzip();
+    let gone: Vec<i64> = gap_changes
+        .iter()
+        .filter(|(_, hi)| hi.is_none())
+        .map(|(lo, _)| *lo)
+        .collect();
+    let (lo, hi): (Vec<i64>, Vec<i64>) = gap_changes
+        .iter()
+        .filter_map(|(lo, hi)| Some((*lo, (*hi)?)))
+        .unzip();
     let changed = session
         .execute(
             "write the checkpoint",
@@ -117,10 +165,17 @@ pub(crate) async fn write_step(
             ],
         )
         .await?;
-    if changed == 1 { Ok(()) } else { Err(overtaken(place)) }
+    if changed == 1 {
+        Ok(())
+    } else {
+        Err(overtaken(place))
+    }
 }
 
 /// A checkpoint of a later epoch stands: another relay leads.
 fn overtaken(place: &Place) -> Error {
-    Error::Moved { epoch: format!("later than {}", place.epoch), page: String::new() }
+    Error::Moved {
+        epoch: format!("later than {}", place.epoch),
+        page: String::new(),
+    }
 }

@@ -18,15 +18,32 @@ pub struct ServerFlags {
     ///
     /// sslmode is one of disable (the default), prefer, require, verify-ca, verify-full; naming sslrootcert alone means
     /// verify-full.
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true, global = true, value_name = "URL")]
+    #[arg(
+        long,
+        env = "DATABASE_URL",
+        hide_env_values = true,
+        global = true,
+        value_name = "URL"
+    )]
     pub database_url: Option<SecretString>,
 
     /// Redis, as redis://user:password@host:port/db, or rediss:// for TLS
-    #[arg(long, env = "REDIS_URL", hide_env_values = true, global = true, value_name = "URL")]
+    #[arg(
+        long,
+        env = "REDIS_URL",
+        hide_env_values = true,
+        global = true,
+        value_name = "URL"
+    )]
     pub redis_url: Option<SecretString>,
 
     /// How a rediss:// connection is checked: require, verify-ca or verify-full [default: verify-full]
-    #[arg(long, env = "OUTBOX_REDIS_TLS_MODE", global = true, value_name = "MODE")]
+    #[arg(
+        long,
+        env = "OUTBOX_REDIS_TLS_MODE",
+        global = true,
+        value_name = "MODE"
+    )]
     pub redis_tls_mode: Option<TlsMode>,
 
     /// PEM file of the CAs that may sign Redis' certificate [default: the system's]
@@ -34,7 +51,13 @@ pub struct ServerFlags {
     pub redis_ca_file: Option<PathBuf>,
 
     /// Name of a stream is this prefix and the topic
-    #[arg(long, env = "OUTBOX_STREAM_PREFIX", global = true, default_value = "outbox:", value_name = "TEXT")]
+    #[arg(
+        long,
+        env = "OUTBOX_STREAM_PREFIX",
+        global = true,
+        default_value = "outbox:",
+        value_name = "TEXT"
+    )]
     pub stream_prefix: String,
 }
 
@@ -51,11 +74,21 @@ pub enum OnRedisLossFlag {
 #[derive(Args, Clone, Debug)]
 pub struct RunFlags {
     /// Name of this relay in logs, status and Postgres' application_name [default: outbox-relay]
-    #[arg(long, env = "OUTBOX_NAME", default_value = "outbox-relay", value_name = "TEXT")]
+    #[arg(
+        long,
+        env = "OUTBOX_NAME",
+        default_value = "outbox-relay",
+        value_name = "TEXT"
+    )]
     pub name: String,
 
     /// Most messages in one page, 1 to 10000
-    #[arg(long, env = "OUTBOX_PAGE_ROWS", default_value_t = 1_000, value_name = "ROWS")]
+    #[arg(
+        long,
+        env = "OUTBOX_PAGE_ROWS",
+        default_value_t = 1_000,
+        value_name = "ROWS"
+    )]
     pub page_rows: u32,
 
     /// Most bytes of payload, headers and ordering keys in one page, unless a single message is larger; 64 KiB to 64 MiB
@@ -79,7 +112,12 @@ pub struct RunFlags {
     pub on_redis_loss: OnRedisLossFlag,
 
     /// Messages per second while replaying after a loss; 0 means as fast as Redis takes them
-    #[arg(long, env = "OUTBOX_REPLAY_RATE", default_value_t = 0, value_name = "ROWS")]
+    #[arg(
+        long,
+        env = "OUTBOX_REPLAY_RATE",
+        default_value_t = 0,
+        value_name = "ROWS"
+    )]
     pub replay_rate: u32,
 
     /// How long a call to Redis may take before it counts as an outage, 100ms to 1m
@@ -173,7 +211,9 @@ impl ServerFlags {
     ///
     /// A prefix that is too long or not printable.
     pub fn prefix(&self) -> Result<String> {
-        if self.stream_prefix.len() > 200 || !self.stream_prefix.bytes().all(|b| b.is_ascii_graphic()) {
+        if self.stream_prefix.len() > 200
+            || !self.stream_prefix.bytes().all(|b| b.is_ascii_graphic())
+        {
             return Err(Error::Config {
                 field: "--stream-prefix",
                 problem: "must be up to 200 printable ASCII characters without spaces".into(),
@@ -195,18 +235,44 @@ impl Config {
         bounded("--page-rows", run.page_rows, 1, 10_000)?;
         bounded("--page-bytes", run.page_bytes, 64 << 10, 64 << 20)?;
         bounded_time("--poll-interval", run.poll_interval, 10 * ms, 600 * second)?;
-        bounded_time("--checkpoint-interval", run.checkpoint_interval, 10 * ms, 60 * second)?;
-        bounded_time("--retention", run.retention, second, 3_650 * 86_400 * second)?;
+        bounded_time(
+            "--checkpoint-interval",
+            run.checkpoint_interval,
+            10 * ms,
+            60 * second,
+        )?;
+        bounded_time(
+            "--retention",
+            run.retention,
+            second,
+            3_650 * 86_400 * second,
+        )?;
         bounded_time("--redis-timeout", run.redis_timeout, 100 * ms, 60 * second)?;
-        bounded_time("--postgres-timeout", run.postgres_timeout, second, 600 * second)?;
+        bounded_time(
+            "--postgres-timeout",
+            run.postgres_timeout,
+            second,
+            600 * second,
+        )?;
         bounded_time("--backoff-first", run.backoff_first, ms, 10 * second)?;
         bounded_time("--backoff-max", run.backoff_max, 10 * ms, 60 * second)?;
         if run.backoff_first > run.backoff_max {
-            return Err(Error::Config { field: "--backoff-first", problem: "must not be longer than --backoff-max".into() });
+            return Err(Error::Config {
+                field: "--backoff-first",
+                problem: "must not be longer than --backoff-max".into(),
+            });
         }
-        bounded_time("--start-timeout", run.start_timeout, Duration::ZERO, 3_600 * second)?;
+        bounded_time(
+            "--start-timeout",
+            run.start_timeout,
+            Duration::ZERO,
+            3_600 * second,
+        )?;
         if run.name.is_empty() || run.name.len() > 63 {
-            return Err(Error::Config { field: "--name", problem: "must be 1 to 63 bytes".into() });
+            return Err(Error::Config {
+                field: "--name",
+                problem: "must be 1 to 63 bytes".into(),
+            });
         }
         Ok(Config {
             postgres: servers.postgres()?,
@@ -236,7 +302,10 @@ fn bounded(field: &'static str, value: u32, min: u32, max: u32) -> Result<()> {
     if (min..=max).contains(&value) {
         return Ok(());
     }
-    Err(Error::Config { field, problem: format!("{value} is out of bounds; it must be {min} to {max}") })
+    Err(Error::Config {
+        field,
+        problem: format!("{value} is out of bounds; it must be {min} to {max}"),
+    })
 }
 
 fn bounded_time(field: &'static str, value: Duration, min: Duration, max: Duration) -> Result<()> {
@@ -244,5 +313,8 @@ fn bounded_time(field: &'static str, value: Duration, min: Duration, max: Durati
         return Ok(());
     }
     let [value, min, max] = [value, min, max].map(humantime::format_duration);
-    Err(Error::Config { field, problem: format!("{value} is out of bounds; it must be {min} to {max}") })
+    Err(Error::Config {
+        field,
+        problem: format!("{value} is out of bounds; it must be {min} to {max}"),
+    })
 }

@@ -30,13 +30,20 @@ pub(crate) async fn stand_by(
     working: &Cell<bool>,
 ) -> Result<Option<(Session, Publisher)>> {
     let session = Session::open(&config.postgres, &config.name, config.postgres_timeout).await?;
-    let mut publisher = Publisher::connect(&config.redis, &config.stream_prefix, config.redis_timeout).await?;
+    let mut publisher =
+        Publisher::connect(&config.redis, &config.stream_prefix, config.redis_timeout).await?;
     let mut announced = false;
     while !stop.is_cancelled() {
         session.speaking(publisher.ping()).await??;
-        if session.one("try for the leadership", sql::TRY_LEAD, &[]).await?.get(0) {
+        if session
+            .one("try for the leadership", sql::TRY_LEAD, &[])
+            .await?
+            .get(0)
+        {
             if announced {
-                session.one("stand by no longer", sql::NOT_READY, &[]).await?;
+                session
+                    .one("stand by no longer", sql::NOT_READY, &[])
+                    .await?;
             }
             return Ok(Some((session, publisher)));
         }
@@ -55,10 +62,25 @@ pub(crate) async fn stand_by(
 /// Ends the session of a leader that shows no progress. A frozen process keeps its connection, and so the
 /// lock, for ever; the epoch keeps it from publishing once it thaws.
 async fn end_frozen_leader(session: &Session) -> Result<()> {
-    let Some(row) = session.at_most_one("look at the leader", sql::LEADER, &[]).await? else { return Ok(()) };
-    let (pid, name, silent): (i32, Option<String>, Option<f64>) = (row.get(0), row.get(1), row.get(2));
-    let Some(silent) = silent.filter(|silent| *silent > FROZEN_AFTER_SECONDS) else { return Ok(()) };
-    tracing::warn!(pid, leader = name, silent_seconds = silent, "the leader shows no progress; ending its session");
-    session.one("end the leader's session", sql::END_SESSION, &[&pid]).await?;
+    let Some(row) = session
+        .at_most_one("look at the leader", sql::LEADER, &[])
+        .await?
+    else {
+        return Ok(());
+    };
+    let (pid, name, silent): (i32, Option<String>, Option<f64>) =
+        (row.get(0), row.get(1), row.get(2));
+    let Some(silent) = silent.filter(|silent| *silent > FROZEN_AFTER_SECONDS) else {
+        return Ok(());
+    };
+    tracing::warn!(
+        pid,
+        leader = name,
+        silent_seconds = silent,
+        "the leader shows no progress; ending its session"
+    );
+    session
+        .one("end the leader's session", sql::END_SESSION, &[&pid])
+        .await?;
     Ok(())
 }

@@ -66,7 +66,9 @@ pub enum Error {
     #[error("{}", describe_refusal(.0))]
     Refused(Refusal),
     /// Another relay leads: the marker is no longer ours.
-    #[error("the marker in Redis is at epoch {epoch}, page {page}, and not where this relay left it")]
+    #[error(
+        "the marker in Redis is at epoch {epoch}, page {page}, and not where this relay left it"
+    )]
     Moved {
         /// The epoch found; empty when the marker is gone.
         epoch: String,
@@ -88,7 +90,9 @@ impl Error {
     /// What the error means for a relay that runs.
     pub fn meaning(&self) -> Meaning {
         match self {
-            Error::Config { .. } | Error::Tls { .. } | Error::Setup { .. } | Error::Refused(_) => Meaning::Setup,
+            Error::Config { .. } | Error::Tls { .. } | Error::Setup { .. } | Error::Refused(_) => {
+                Meaning::Setup
+            }
             Error::Postgres { source, .. } => failure::of_postgres(postgres_fault(source)),
             Error::Redis { source, .. } => failure::of_redis(redis_fault(source)),
             Error::Timeout { .. }
@@ -101,14 +105,23 @@ impl Error {
 
     /// Whether Redis, and not Postgres, is what failed.
     pub fn is_redis(&self) -> bool {
-        matches!(self, Error::Redis { .. } | Error::Timeout { server: "Redis", .. } | Error::Moved { .. })
+        matches!(
+            self,
+            Error::Redis { .. }
+                | Error::Timeout {
+                    server: "Redis",
+                    ..
+                }
+                | Error::Moved { .. }
+        )
     }
 
     /// Whether Redis answered with an error, so that the connection is as good as before.
     pub(crate) fn is_reply(&self) -> bool {
         match self {
             Error::Redis { source, .. } => {
-                !source.is_unrecoverable_error() && matches!(redis_fault(source), RedisFault::Reply(code) if code != ReplyCode::Err)
+                !source.is_unrecoverable_error()
+                    && matches!(redis_fault(source), RedisFault::Reply(code) if code != ReplyCode::Err)
             }
             Error::Moved { .. } | Error::HistoryChanged(_) => true,
             _ => false,
@@ -138,22 +151,30 @@ impl Error {
         match self {
             Error::Postgres { source, .. } => match postgres_fault(source) {
                 PostgresFault::State(state) => match state {
-                    "28P01" | "28000" => Some("check user, password and sslmode in --database-url, and pg_hba.conf"),
+                    "28P01" | "28000" => {
+                        Some("check user, password and sslmode in --database-url, and pg_hba.conf")
+                    }
                     "3D000" => Some("check the database name in --database-url"),
                     "42501" => Some("grant the relay's role what it needs, see README"),
                     "3F000" | "42P01" | "42883" | "42703" => Some("run `outbox-relay migrate`"),
                     _ => None,
                 },
-                PostgresFault::Connection => Some("check host and port in --database-url, and that Postgres runs there"),
+                PostgresFault::Connection => {
+                    Some("check host and port in --database-url, and that Postgres runs there")
+                }
                 PostgresFault::Tls => Some("check sslmode and sslrootcert in --database-url"),
             },
             Error::Redis { source, .. } => match redis_fault(source) {
                 RedisFault::Reply(ReplyCode::NoAuth | ReplyCode::WrongPass) => {
                     Some("check user and password in --redis-url")
                 }
-                RedisFault::Reply(ReplyCode::NoPerm) => Some("give the relay's Redis user the rights named in README"),
+                RedisFault::Reply(ReplyCode::NoPerm) => {
+                    Some("give the relay's Redis user the rights named in README")
+                }
                 RedisFault::Reply(_) => None,
-                RedisFault::Connection => Some("check host and port in --redis-url, and that Redis runs there"),
+                RedisFault::Connection => {
+                    Some("check host and port in --redis-url, and that Redis runs there")
+                }
                 RedisFault::Tls => Some("check --redis-tls-mode and --redis-ca-file"),
             },
             _ => None,
@@ -177,9 +198,11 @@ pub(crate) fn postgres_fault(error: &tokio_postgres::Error) -> PostgresFault<'_>
 /// Sorts a Redis error for [`failure::of_redis`].
 pub(crate) fn redis_fault(error: &redis::RedisError) -> RedisFault {
     match error.kind() {
-        redis::ErrorKind::AuthenticationFailed => {
-            RedisFault::Reply(error.code().map_or(ReplyCode::WrongPass, reply_code_of_login))
-        }
+        redis::ErrorKind::AuthenticationFailed => RedisFault::Reply(
+            error
+                .code()
+                .map_or(ReplyCode::WrongPass, reply_code_of_login),
+        ),
         redis::ErrorKind::InvalidClientConfig => RedisFault::Tls,
         _ if is_tls_failure(error) => RedisFault::Tls,
         _ => match error.code() {
@@ -203,7 +226,10 @@ fn is_tls_failure(error: &redis::RedisError) -> bool {
         if inner.downcast_ref::<rustls::Error>().is_some() {
             return true;
         }
-        cause = match inner.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+        cause = match inner
+            .downcast_ref::<std::io::Error>()
+            .and_then(std::io::Error::get_ref)
+        {
             Some(wrapped) => Some(wrapped),
             None => inner.source(),
         };

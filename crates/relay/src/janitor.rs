@@ -17,45 +17,80 @@ use crate::reader::JanitorPid;
 const BATCH_ROWS: i64 = 5_000;
 
 /// Carries out the leader's orders until the sender is gone.
-pub(crate) async fn purge_on_order(config: Config, pid: JanitorPid, mut order: watch::Receiver<i64>) {
+pub(crate) async fn purge_on_order(
+    config: Config,
+    pid: JanitorPid,
+    mut order: watch::Receiver<i64>,
+) {
     let waits = Waits::new(&config);
     let mut session = None;
     while order.changed().await.is_ok() {
         let limit = *order.borrow_and_update();
         if let Err(error) = purge(&config, &pid, &mut session, limit).await {
             session = None;
-            tracing::warn!(error = error.one_line(), "the purge failed; it is tried again");
+            tracing::warn!(
+                error = error.one_line(),
+                "the purge failed; it is tried again"
+            );
             tokio::time::sleep(waits.slow()).await;
         }
     }
 }
 
-async fn purge(config: &Config, pid: &JanitorPid, slot: &mut Option<Session>, limit: i64) -> Result<()> {
+async fn purge(
+    config: &Config,
+    pid: &JanitorPid,
+    slot: &mut Option<Session>,
+    limit: i64,
+) -> Result<()> {
     let session = match slot {
         Some(session) if !session.is_closed() => session,
         _ => {
-            let session =
-                Session::open(&config.postgres, &format!("{} purge", config.name), config.postgres_timeout).await?;
+            let session = Session::open(
+                &config.postgres,
+                &format!("{} purge", config.name),
+                config.postgres_timeout,
+            )
+            .await?;
             // Between two orders it is silent, and a session that is lost is opened again.
-            session.batch("set up the purge", "SET idle_session_timeout = 0").await?;
-            pid.set(session.one("ask for the process id", sql::BACKEND_PID, &[]).await?.get(0));
+            session
+                .batch("set up the purge", "SET idle_session_timeout = 0")
+                .await?;
+            pid.set(
+                session
+                    .one("ask for the process id", sql::BACKEND_PID, &[])
+                    .await?
+                    .get(0),
+            );
             slot.insert(session)
         }
     };
     let retention = config.retention.as_secs_f64();
-    let floor: Option<i64> = session.one("look for what is old", sql::PURGE_FLOOR, &[&retention]).await?.get(0);
-    let Some(floor) = floor.map(|floor| floor.min(limit)) else { return Ok(()) };
-    let mut reach: i64 = session.one("read the purge's reach", sql::PURGED_TO, &[]).await?.get(0);
+    let floor: Option<i64> = session
+        .one("look for what is old", sql::PURGE_FLOOR, &[&retention])
+        .await?
+        .get(0);
+    let Some(floor) = floor.map(|floor| floor.min(limit)) else {
+        return Ok(());
+    };
+    let mut reach: i64 = session
+        .one("read the purge's reach", sql::PURGED_TO, &[])
+        .await?
+        .get(0);
     let mut purged = 0;
     while reach < floor {
-        let row = session.one("purge", sql::PURGE, &[&reach, &floor, &BATCH_ROWS]).await?;
+        let row = session
+            .one("purge", sql::PURGE, &[&reach, &floor, &BATCH_ROWS])
+            .await?;
         let (rows, last): (i64, Option<i64>) = (row.get(0), row.get(1));
         let Some(last) = last else { break };
         purged += rows;
         reach = last;
         tokio::task::yield_now().await;
     }
-    session.execute("forget old milestones", sql::FORGET_MILESTONES, &[&floor]).await?;
+    session
+        .execute("forget old milestones", sql::FORGET_MILESTONES, &[&floor])
+        .await?;
     if purged > 0 {
         tracing::debug!(purged, reach, "purged published messages");
     }

@@ -73,11 +73,22 @@ pub(crate) async fn lead(
     stop: &CancellationToken,
     working: &Cell<bool>,
 ) -> Result<()> {
-    let TakenOver { progress, replay_until } = take_over(&session, &mut publisher, config).await?;
+    let TakenOver {
+        progress,
+        replay_until,
+    } = take_over(&session, &mut publisher, config).await?;
     working.set(true);
+    session.batch("listen", sql::LISTEN).await?;
     let janitor = JanitorPid::default();
     let (page_rows, page_bytes) = (config.page_rows, config.page_bytes);
-    let reader = Reader::new(&session, &progress.place.cursor, page_rows, page_bytes, janitor.clone()).await?;
+    let reader = Reader::new(
+        &session,
+        &progress.place.cursor,
+        page_rows,
+        page_bytes,
+        janitor.clone(),
+    )
+    .await?;
     let (purge, orders) = watch::channel(0);
     tokio::spawn(purge_on_order(config.clone(), janitor, orders));
     let now = Instant::now();
@@ -97,7 +108,10 @@ pub(crate) async fn lead(
         gaps_warned_at: None,
         refusals: (0, 0),
     };
-    let mut page = Page { more: true, ..Page::default() };
+    let mut page = Page {
+        more: true,
+        ..Page::default()
+    };
     loop {
         let turn = leader.turn(&mut page).await;
         let turn = match turn {
@@ -123,13 +137,21 @@ impl Leader<'_> {
         } else {
             // Publish, and read the next page meanwhile.
             let rows = page.rows.len();
-            let ahead: OptionFuture<_> = page.more.then(|| self.reader.trip(&self.session, true)).into();
-            let published = self.session.speaking(self.progress.publish(&mut self.publisher, page));
+            let ahead: OptionFuture<_> = page
+                .more
+                .then(|| self.reader.trip(&self.session, true))
+                .into();
+            let published = self
+                .session
+                .speaking(self.progress.publish(&mut self.publisher, page));
             let (published, ahead) = join(published, ahead).await;
             if let Err(error) = published? {
                 return Err(self.refused(error, page).await?);
             }
-            *page = ahead.transpose()?.unwrap_or_else(|| Page { more: true, ..Page::default() });
+            *page = ahead.transpose()?.unwrap_or_else(|| Page {
+                more: true,
+                ..Page::default()
+            });
             self.refusals = (0, 0);
             self.reader.relax_rows();
             self.throttle_replay(rows).await?;
@@ -140,13 +162,22 @@ impl Leader<'_> {
 
     /// Finishes the page at hand, writes the checkpoint and leaves.
     async fn end(mut self, page: &Page) -> Result<()> {
-        if !page.is_empty() && self.session.speaking(self.progress.publish(&mut self.publisher, page)).await?.is_err() {
+        if !page.is_empty()
+            && self
+                .session
+                .speaking(self.progress.publish(&mut self.publisher, page))
+                .await?
+                .is_err()
+        {
             tracing::warn!("stopping with a page unpublished; the next leader publishes it");
         }
         if self.progress.needs_checkpoint() {
             self.progress.checkpoint(&self.session).await?;
         }
-        tracing::info!(high = self.progress.place.cursor.high, "stopped; checkpoint written");
+        tracing::info!(
+            high = self.progress.place.cursor.high,
+            "stopped; checkpoint written"
+        );
         Ok(())
     }
 
@@ -165,11 +196,18 @@ impl Leader<'_> {
         let mut page;
         loop {
             if asleep {
-                let still = self.reader.open_writers_among(&self.session, unsure_of).await?;
+                let still = self
+                    .reader
+                    .open_writers_among(&self.session, unsure_of)
+                    .await?;
                 unsure_of = still;
             } else {
                 // Fails while a producer probes it at this very moment.
-                asleep = self.session.one("lie down", sql::TRY_LIE_DOWN, &[]).await?.get(0);
+                asleep = self
+                    .session
+                    .one("lie down", sql::TRY_LIE_DOWN, &[])
+                    .await?
+                    .get(0);
                 unsure_of = self.reader.open_writers(&self.session).await?;
             }
             page = self.reader.trip(&self.session, false).await?;
@@ -177,7 +215,11 @@ impl Leader<'_> {
             if !page.is_empty() || self.stop.is_cancelled() || now >= self.next_duty() {
                 break;
             }
-            let longest = if asleep && unsure_of.is_empty() { self.config.poll_interval } else { doze };
+            let longest = if asleep && unsure_of.is_empty() {
+                self.config.poll_interval
+            } else {
+                doze
+            };
             doze = (doze * 2).min(doze_max);
             let wait = longest.min(self.next_duty() - now);
             let woken = self.session.speaking(self.rest(wait)).await?;
@@ -219,7 +261,13 @@ impl Leader<'_> {
         let every = milestone_interval(self.config.retention);
         if now >= self.milestone_at {
             let high = self.progress.place.cursor.high;
-            self.session.execute("record the time", sql::MILESTONE, &[&high, &every.as_secs_f64()]).await?;
+            self.session
+                .execute(
+                    "record the time",
+                    sql::MILESTONE,
+                    &[&high, &every.as_secs_f64()],
+                )
+                .await?;
             self.milestone_at = now + every;
         }
         Ok(())
@@ -246,8 +294,12 @@ impl Leader<'_> {
     /// Postgres its past, without that this client sees a disconnect.
     async fn check_history(&mut self) -> Result<()> {
         let place = &self.progress.place;
-        let row = self.session.one("check the history", sql::STILL_SAME, &[&place.cursor.high]).await?;
-        let (timeline, last_value, key): (i64, i64, Option<String>) = (row.get(0), row.get(1), row.get(2));
+        let row = self
+            .session
+            .one("check the history", sql::STILL_SAME, &[&place.cursor.high])
+            .await?;
+        let (timeline, last_value, key): (i64, i64, Option<String>) =
+            (row.get(0), row.get(1), row.get(2));
         if timeline != i64::from(place.history.timeline) {
             return Err(Error::HistoryChanged("the timeline is another"));
         }
@@ -257,7 +309,10 @@ impl Leader<'_> {
         if place.cursor.high > 0 && key.as_ref() != Some(&place.cursor.high_key) {
             return Err(Error::HistoryChanged("the last published row is not there"));
         }
-        let (epoch, page) = self.session.speaking(self.publisher.marker_position()).await??;
+        let (epoch, page) = self
+            .session
+            .speaking(self.publisher.marker_position())
+            .await??;
         if (&epoch, &page) != (&place.epoch.to_string(), &place.page.to_string()) {
             return Err(Error::Moved { epoch, page });
         }
@@ -269,15 +324,31 @@ impl Leader<'_> {
             self.gaps_warned_at = None;
             return Ok(());
         }
-        if self.gaps_warned_at.is_some_and(|at| at.elapsed() < Duration::from_secs(60)) {
+        if self
+            .gaps_warned_at
+            .is_some_and(|at| at.elapsed() < Duration::from_secs(60))
+        {
             return Ok(());
         }
         self.gaps_warned_at = Some(Instant::now());
-        for row in self.session.all("list who holds the gaps", sql::HOLDERS, &[&self.reader.janitor_pid()]).await? {
+        for row in self
+            .session
+            .all(
+                "list who holds the gaps",
+                sql::HOLDERS,
+                &[&self.reader.janitor_pid()],
+            )
+            .await?
+        {
             let (pid, age): (Option<i32>, f64) = (row.get(1), row.get(3));
-            tracing::error!(pid, application = row.get::<_, String>(2), age_seconds = age, query = row.get::<_, String>(4),
+            tracing::error!(
+                pid,
+                application = row.get::<_, String>(2),
+                age_seconds = age,
+                query = row.get::<_, String>(4),
                 prepared = row.get::<_, Option<String>>(5),
-                "too many ids wait for this open transaction; nothing newer is read until it ends");
+                "too many ids wait for this open transaction; nothing newer is read until it ends"
+            );
         }
         Ok(())
     }
@@ -291,7 +362,9 @@ impl Leader<'_> {
         let streams: Vec<String> = self.progress.blocked().keys().cloned().collect();
         for stream in streams {
             let (rows, to) = self.read_blocked(&stream).await?;
-            let caught_up = self.progress.catch_up(&mut self.publisher, &stream, &rows, to);
+            let caught_up = self
+                .progress
+                .catch_up(&mut self.publisher, &stream, &rows, to);
             if !self.session.speaking(caught_up).await?? {
                 continue;
             }
@@ -306,7 +379,9 @@ impl Leader<'_> {
 
     /// The next messages that a blocked stream lacks, and up to which id they are all of them.
     async fn read_blocked(&self, stream: &str) -> Result<(Vec<MessageRow>, i64)> {
-        let Some(blocked) = self.progress.blocked().get(stream) else { return Ok((Vec::new(), 0)) };
+        let Some(blocked) = self.progress.blocked().get(stream) else {
+            return Ok((Vec::new(), 0));
+        };
         let (mut lo, mut hi, mut ids) = (Vec::new(), Vec::new(), 0);
         let mut to = self.progress.place.cursor.high;
         for (first, last) in self.progress.lacks(blocked).iter() {
@@ -323,12 +398,21 @@ impl Leader<'_> {
                 break;
             }
         }
-        let (rows_max, bytes_max) = (i64::from(self.config.page_rows), i64::from(self.config.page_bytes));
-        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 5] = [&lo, &hi, &rows_max, &bytes_max, &blocked.topic];
-        let rows = self.session.all("read for a blocked stream", sql::BLOCKED_PAGE, &params).await?;
+        let (rows_max, bytes_max) = (
+            i64::from(self.config.page_rows),
+            i64::from(self.config.page_bytes),
+        );
+        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
+            [&lo, &hi, &rows_max, &bytes_max, &blocked.topic];
+        let rows = self
+            .session
+            .all("read for a blocked stream", sql::BLOCKED_PAGE, &params)
+            .await?;
         let rows: Vec<MessageRow> = rows.into_iter().map(MessageRow::from).collect();
         let cut = rows.len() >= self.config.page_rows as usize
-            || rows.last().is_some_and(|row| row.running_bytes() >= bytes_max);
+            || rows
+                .last()
+                .is_some_and(|row| row.running_bytes() >= bytes_max);
         match rows.last() {
             Some(last) if cut => to = last.id(),
             _ => {}
@@ -338,7 +422,9 @@ impl Leader<'_> {
 
     /// Keeps a replay to its rate.
     async fn throttle_replay(&self, rows: usize) -> Result<()> {
-        let Some(rate) = self.config.replay_rate else { return Ok(()) };
+        let Some(rate) = self.config.replay_rate else {
+            return Ok(());
+        };
         if self.progress.place.cursor.high > self.replay_until {
             return Ok(());
         }
@@ -360,10 +446,16 @@ impl Leader<'_> {
                 return Ok(error);
             }
             // Between two tries Redis took the marker of a new epoch: scripts and writes work.
-            let times = if self.refusals.0 == row.id() { self.refusals.1 + 1 } else { 1 };
+            let times = if self.refusals.0 == row.id() {
+                self.refusals.1 + 1
+            } else {
+                1
+            };
             self.refusals = (row.id(), times);
             if times >= REFUSALS_MAX {
-                self.progress.set_aside(&self.session, row, &error.one_line()).await?;
+                self.progress
+                    .set_aside(&self.session, row, &error.one_line())
+                    .await?;
             }
         }
         let rows = u32::try_from(page.rows.len() / 2).unwrap_or(u32::MAX);
@@ -381,8 +473,14 @@ impl Leader<'_> {
         if !error.is_redis() && !matches!(error, Error::HistoryChanged(_)) {
             return Err(error);
         }
-        tracing::warn!(error = error.one_line(), "publishing is interrupted; trying again");
-        *page = Page { more: true, ..Page::default() };
+        tracing::warn!(
+            error = error.one_line(),
+            "publishing is interrupted; trying again"
+        );
+        *page = Page {
+            more: true,
+            ..Page::default()
+        };
         let since = Instant::now();
         let mut waits = Waits::new(self.config);
         let mut error = error;
@@ -398,7 +496,11 @@ impl Leader<'_> {
             if since.elapsed() >= WITHOUT_REDIS_MAX && self.ready_standby().await? {
                 return Err(Error::Yielded(since.elapsed()));
             }
-            let wait = if error.meaning() == Meaning::Setup { waits.slow() } else { waits.next() };
+            let wait = if error.meaning() == Meaning::Setup {
+                waits.slow()
+            } else {
+                waits.next()
+            };
             self.session.speaking(self.rest(wait)).await?;
         }
         *page = Page::default();
@@ -408,11 +510,21 @@ impl Leader<'_> {
     async fn take_over_again(&mut self, error: &Error) -> Result<()> {
         // An error reply leaves the connection as it is.
         if !error.is_reply() {
-            let (redis, prefix, limit) = (&self.config.redis, &self.config.stream_prefix, self.config.redis_timeout);
-            self.publisher = self.session.speaking(Publisher::connect(redis, prefix, limit)).await??;
+            let (redis, prefix, limit) = (
+                &self.config.redis,
+                &self.config.stream_prefix,
+                self.config.redis_timeout,
+            );
+            self.publisher = self
+                .session
+                .speaking(Publisher::connect(redis, prefix, limit))
+                .await??;
         }
         let taken = take_over(&self.session, &mut self.publisher, self.config);
-        let TakenOver { progress, replay_until } = self.session.speaking(taken).await??;
+        let TakenOver {
+            progress,
+            replay_until,
+        } = self.session.speaking(taken).await??;
         let set_aside = std::mem::replace(&mut self.progress, progress).into_set_aside();
         self.progress.keep_set_aside(set_aside);
         self.replay_until = replay_until;
@@ -421,6 +533,10 @@ impl Leader<'_> {
     }
 
     async fn ready_standby(&self) -> Result<bool> {
-        Ok(self.session.one("look for a standby", sql::READY_STANDBY, &[]).await?.get(0))
+        Ok(self
+            .session
+            .one("look for a standby", sql::READY_STANDBY, &[])
+            .await?
+            .get(0))
     }
 }

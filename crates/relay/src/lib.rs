@@ -16,8 +16,8 @@ mod publisher;
 mod reader;
 mod run;
 mod status;
-mod telemetry;
 mod takeover;
+mod telemetry;
 
 pub use adopt::adopt;
 pub use config::{Config, OnRedisLossFlag, RunFlags, ServerFlags};

@@ -17,11 +17,23 @@ struct Cli {
     servers: ServerFlags,
 
     /// Look of the log lines on standard error
-    #[arg(long, env = "OUTBOX_LOG_FORMAT", global = true, default_value = "text", value_name = "FORMAT")]
+    #[arg(
+        long,
+        env = "OUTBOX_LOG_FORMAT",
+        global = true,
+        default_value = "text",
+        value_name = "FORMAT"
+    )]
     log_format: LogFormat,
 
     /// What is logged: error, warn, info, debug or trace, also by module
-    #[arg(long, env = "OUTBOX_LOG", global = true, default_value = "info", value_name = "FILTER")]
+    #[arg(
+        long,
+        env = "OUTBOX_LOG",
+        global = true,
+        default_value = "info",
+        value_name = "FILTER"
+    )]
     log: String,
 
     #[command(subcommand)]
@@ -59,7 +71,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
-            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            let asked = matches!(
+                error.kind(),
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+            );
             return ExitCode::from(if asked { 0 } else { 64 });
         }
     };
@@ -67,7 +82,10 @@ fn main() -> ExitCode {
         .worker_threads(2)
         .enable_all()
         .build()
-        .map_err(|e| Error::Setup { problem: format!("cannot start the runtime: {e}"), remedy: "check ulimits".into() })
+        .map_err(|e| Error::Setup {
+            problem: format!("cannot start the runtime: {e}"),
+            remedy: "check ulimits".into(),
+        })
         .and_then(|runtime| {
             let done = runtime.block_on(execute(cli));
             // What waits for a server that is out of reach is not waited for.
@@ -78,7 +96,11 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("outbox-relay: {}", error.one_line());
-            ExitCode::from(if matches!(error, Error::Config { .. }) { 64 } else { 1 })
+            ExitCode::from(if matches!(error, Error::Config { .. }) {
+                64
+            } else {
+                1
+            })
         }
     }
 }
@@ -87,18 +109,26 @@ async fn execute(cli: Cli) -> Result<()> {
     outbox_relay::log_to_stderr(cli.log_format, &cli.log)?;
     let servers = cli.servers;
     match cli.command {
-        Command::Run(flags) => outbox_relay::run(Config::new(&servers, *flags)?, told_to_stop()).await,
+        Command::Run(flags) => {
+            outbox_relay::run(Config::new(&servers, *flags)?, told_to_stop()).await
+        }
         Command::Migrate(flags) => migrate(&servers, &flags).await,
         Command::Status => {
-            let status = outbox_relay::status(&servers.postgres()?, &servers.redis()?, &servers.prefix()?).await?;
+            let status =
+                outbox_relay::status(&servers.postgres()?, &servers.redis()?, &servers.prefix()?)
+                    .await?;
             say(&status.to_string());
             Ok(())
         }
         Command::Adopt => {
-            let past = outbox_relay::adopt(&servers.postgres()?, &servers.redis()?, &servers.prefix()?).await?;
+            let past =
+                outbox_relay::adopt(&servers.postgres()?, &servers.redis()?, &servers.prefix()?)
+                    .await?;
             match past.as_slice() {
                 [] => say("nothing to adopt: the cursor is this cluster's own"),
-                past => say(&format!("adopted the cursor of cluster {past:?}; a relay may now start here")),
+                past => say(&format!(
+                    "adopted the cursor of cluster {past:?}; a relay may now start here"
+                )),
             }
             Ok(())
         }
@@ -106,15 +136,25 @@ async fn execute(cli: Cli) -> Result<()> {
 }
 
 async fn migrate(servers: &ServerFlags, flags: &MigrateFlags) -> Result<()> {
-    let schema = if flags.inbox { Schema::Inbox } else { Schema::Outbox };
+    let schema = if flags.inbox {
+        Schema::Inbox
+    } else {
+        Schema::Outbox
+    };
     if flags.print {
         say(&schema.migrations().join("\n"));
         return Ok(());
     }
     let done = outbox_relay::migrate(&servers.postgres()?, schema).await?;
     say(&match done.from {
-        Some(from) if from == done.to => format!("schema {} is at version {} already", schema.name(), done.to),
-        Some(from) => format!("schema {} upgraded from version {from} to {}", schema.name(), done.to),
+        Some(from) if from == done.to => {
+            format!("schema {} is at version {} already", schema.name(), done.to)
+        }
+        Some(from) => format!(
+            "schema {} upgraded from version {from} to {}",
+            schema.name(),
+            done.to
+        ),
         None => format!("schema {} created at version {}", schema.name(), done.to),
     });
     Ok(())
@@ -125,7 +165,10 @@ async fn told_to_stop() {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
-        match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
+        match (
+            signal(SignalKind::terminate()),
+            signal(SignalKind::interrupt()),
+        ) {
             (Ok(mut terminate), Ok(mut interrupt)) => {
                 tokio::select! {
                     _ = terminate.recv() => {}

@@ -60,12 +60,20 @@ pub struct Migrated {
 ///
 /// A schema of that name that is not ours, or is newer than this binary; or that of the connection.
 pub async fn migrate(target: &PostgresTarget, schema: Schema) -> Result<Migrated> {
-    let (client, _) = target.connect("outbox-relay migrate", Duration::from_secs(10)).await?;
+    let (client, _) = target
+        .connect("outbox-relay migrate", Duration::from_secs(10))
+        .await?;
     let setup = format!(
         "SET lock_timeout = {}; SET client_min_messages = warning; SET default_transaction_isolation = 'read committed'",
         LOCK_TIMEOUT.as_millis()
     );
-    client.batch_execute(&setup).await.map_err(|source| Error::Postgres { doing: "set up the session", source })?;
+    client
+        .batch_execute(&setup)
+        .await
+        .map_err(|source| Error::Postgres {
+            doing: "set up the session",
+            source,
+        })?;
     let from = version(&client, schema).await?;
     if let Some(version) = from.filter(|version| *version > schema.newest()) {
         return Err(Error::Setup {
@@ -86,7 +94,9 @@ pub async fn migrate(target: &PostgresTarget, schema: Schema) -> Result<Migrated
 
 async fn apply(client: &Client, schema: Schema, sql: &str) -> Result<()> {
     for _ in 1..TRIES_MAX {
-        let Err(source) = client.batch_execute(sql).await else { return Ok(()) };
+        let Err(source) = client.batch_execute(sql).await else {
+            return Ok(());
+        };
         match postgres_fault(&source) {
             PostgresFault::State("55P03" | "40P01" | "40001") => {
                 tracing::info!("waiting for open transactions that wrote messages");
@@ -94,21 +104,41 @@ async fn apply(client: &Client, schema: Schema, sql: &str) -> Result<()> {
             }
             PostgresFault::State("42P06") => {
                 return Err(Error::Setup {
-                    problem: format!("the schema \"{}\" was not made by these migrations", schema.name()),
+                    problem: format!(
+                        "the schema \"{}\" was not made by these migrations",
+                        schema.name()
+                    ),
                     remedy: "rename or drop that schema, or use another database".into(),
                 });
             }
-            _ => return Err(Error::Postgres { doing: "migrate", source }),
+            _ => {
+                return Err(Error::Postgres {
+                    doing: "migrate",
+                    source,
+                });
+            }
         }
     }
-    client.batch_execute(sql).await.map_err(|source| Error::Postgres { doing: "migrate", source })
+    client
+        .batch_execute(sql)
+        .await
+        .map_err(|source| Error::Postgres {
+            doing: "migrate",
+            source,
+        })
 }
 
 async fn version(client: &Client, schema: Schema) -> Result<Option<i32>> {
-    let failed = |source| Error::Postgres { doing: "read the schema version", source };
+    let failed = |source| Error::Postgres {
+        doing: "read the schema version",
+        source,
+    };
     let table = format!("{}.schema_version", schema.name());
-    let exists: bool =
-        client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&table]).await.map_err(failed)?.get(0);
+    let exists: bool = client
+        .query_one("SELECT to_regclass($1) IS NOT NULL", &[&table])
+        .await
+        .map_err(failed)?
+        .get(0);
     if !exists {
         return Ok(None);
     }
@@ -124,7 +154,11 @@ mod tests {
     fn every_migration_records_its_own_version() {
         for schema in [Schema::Outbox, Schema::Inbox] {
             for (index, sql) in schema.migrations().iter().enumerate() {
-                let record = format!("INSERT INTO {}.schema_version (version) VALUES ({})", schema.name(), index + 1);
+                let record = format!(
+                    "INSERT INTO {}.schema_version (version) VALUES ({})",
+                    schema.name(),
+                    index + 1
+                );
                 assert!(sql.contains(&record), "{record}");
             }
         }

@@ -115,10 +115,22 @@ impl Progress {
 
     /// Holds a stream back at the cursor before the page.
     fn block(&mut self, stream: &str, rows: &[MessageRow], reason: String) -> Blocked {
-        let topic = rows.iter().map(MessageRow::topic).find(|topic| stream_name(&self.prefix, topic) == stream);
-        let cursor = Cursor { high_key: String::new(), ..self.place.cursor.clone() };
-        let blocked = Blocked { topic: topic.unwrap_or_default().to_owned(), cursor, reason };
-        self.place.blocked.insert(stream.to_owned(), blocked.clone());
+        let topic = rows
+            .iter()
+            .map(MessageRow::topic)
+            .find(|topic| stream_name(&self.prefix, topic) == stream);
+        let cursor = Cursor {
+            high_key: String::new(),
+            ..self.place.cursor.clone()
+        };
+        let blocked = Blocked {
+            topic: topic.unwrap_or_default().to_owned(),
+            cursor,
+            reason,
+        };
+        self.place
+            .blocked
+            .insert(stream.to_owned(), blocked.clone());
         self.blocked_changed = true;
         blocked
     }
@@ -145,7 +157,9 @@ impl Progress {
 
     /// Whether the cursor has passed all suspect rows once it made this step.
     fn suspect_ends_with(&self, step: &Step) -> bool {
-        let Some(suspect) = self.suspect else { return false };
+        let Some(suspect) = self.suspect else {
+            return false;
+        };
         if !self.place.blocked.is_empty() {
             return false; // a stream that is held back has suspect rows of its own
         }
@@ -155,27 +169,41 @@ impl Progress {
     }
 
     /// Suspect rows that stand in their stream already, with the same id and key.
-    async fn standing(&mut self, publisher: &mut Publisher, rows: &[MessageRow]) -> Result<HashSet<i64>> {
-        let Some(suspect) = self.suspect else { return Ok(HashSet::new()) };
+    async fn standing(
+        &mut self,
+        publisher: &mut Publisher,
+        rows: &[MessageRow],
+    ) -> Result<HashSet<i64>> {
+        let Some(suspect) = self.suspect else {
+            return Ok(HashSet::new());
+        };
         let mut standing = HashSet::new();
         for row in rows.iter().filter(|row| row.id() <= suspect.until) {
             let stream = stream_name(&self.prefix, row.topic());
             if !self.tails.contains_key(&stream) {
                 let cursor = &self.place.cursor;
                 let wanted = |id| id <= suspect.until && !cursor.covers(id);
-                let (tail, whole) = publisher.tail(&stream, suspect.since_ms, TAIL_ENTRIES_MAX, wanted).await?;
+                let (tail, whole) = publisher
+                    .tail(&stream, suspect.since_ms, TAIL_ENTRIES_MAX, wanted)
+                    .await?;
                 if !whole {
                     tracing::warn!(%stream, entries = TAIL_ENTRIES_MAX, "the stream's tail is longer than is compared; \
                         messages behind that may stand in it twice");
                 }
                 self.tails.insert(stream.clone(), tail);
             }
-            if self.tails[&stream].get(&row.id()).is_some_and(|key| key == row.message_key()) {
+            if self.tails[&stream]
+                .get(&row.id())
+                .is_some_and(|key| key == row.message_key())
+            {
                 standing.insert(row.id());
             }
         }
         if !standing.is_empty() {
-            tracing::info!(messages = standing.len(), "messages that stand in the stream already are not added again");
+            tracing::info!(
+                messages = standing.len(),
+                "messages that stand in the stream already are not added again"
+            );
         }
         Ok(standing)
     }
@@ -184,10 +212,27 @@ impl Progress {
     ///
     /// The dead letter is committed first. A crash right after it leaves a dead letter for a message
     /// that will be tried again, and either becomes the same dead letter or goes out after all.
-    pub(crate) async fn set_aside(&mut self, session: &Session, row: &MessageRow, reason: &str) -> Result<()> {
-        session.execute("write a dead letter", sql::DEAD_LETTER, &[&row.id(), &reason]).await?;
-        tracing::error!(id = row.id(), message_key = row.message_key(), topic = row.topic(), bytes = row.bytes(), reason,
-            "a message is set aside: Redis refuses it");
+    pub(crate) async fn set_aside(
+        &mut self,
+        session: &Session,
+        row: &MessageRow,
+        reason: &str,
+    ) -> Result<()> {
+        session
+            .execute(
+                "write a dead letter",
+                sql::DEAD_LETTER,
+                &[&row.id(), &reason],
+            )
+            .await?;
+        tracing::error!(
+            id = row.id(),
+            message_key = row.message_key(),
+            topic = row.topic(),
+            bytes = row.bytes(),
+            reason,
+            "a message is set aside: Redis refuses it"
+        );
         self.set_aside.insert(row.id());
         Ok(())
     }
@@ -221,7 +266,9 @@ impl Progress {
         rows: &[MessageRow],
         to: i64,
     ) -> Result<bool> {
-        let Some(blocked) = self.place.blocked.get(stream) else { return Ok(true) };
+        let Some(blocked) = self.place.blocked.get(stream) else {
+            return Ok(true);
+        };
         let done = to >= self.place.cursor.high;
         let after = (!done).then(|| Blocked {
             cursor: caught_up(&blocked.cursor, &self.place.cursor, to),
@@ -279,8 +326,12 @@ impl Progress {
 
     /// The highest id that the purge may take: below the checkpoint, the lowest gap and every blocked cursor.
     pub(crate) fn purge_limit(&self) -> i64 {
-        let cursors = std::iter::once(&self.place.cursor).chain(self.place.blocked.values().map(|b| &b.cursor));
-        cursors.map(|c| (c.high - 1).min(c.gaps.first().map_or(i64::MAX, |first| first - 1))).min().unwrap_or(0)
+        let cursors = std::iter::once(&self.place.cursor)
+            .chain(self.place.blocked.values().map(|b| &b.cursor));
+        cursors
+            .map(|c| (c.high - 1).min(c.gaps.first().map_or(i64::MAX, |first| first - 1)))
+            .min()
+            .unwrap_or(0)
     }
 }
 
@@ -291,8 +342,19 @@ fn caught_up(blocked: &Cursor, global: &Cursor, to: i64) -> Cursor {
     if to > blocked.high {
         gaps.insert(blocked.high + 1, to);
     }
-    let published = Cursor { high: 0, ..Cursor::default() }.behind(&Cursor { high: to.min(global.high), ..global.clone() });
-    Cursor { high, high_key: String::new(), gaps: gaps.difference(&published.up_to(to)) }
+    let published = Cursor {
+        high: 0,
+        ..Cursor::default()
+    }
+    .behind(&Cursor {
+        high: to.min(global.high),
+        ..global.clone()
+    });
+    Cursor {
+        high,
+        high_key: String::new(),
+        gaps: gaps.difference(&published.up_to(to)),
+    }
 }
 
 #[cfg(test)]
@@ -300,14 +362,21 @@ mod tests {
     use super::*;
 
     fn cursor(high: i64, gaps: &[(i64, i64)]) -> Cursor {
-        Cursor { high, high_key: String::new(), gaps: gaps.iter().copied().collect() }
+        Cursor {
+            high,
+            high_key: String::new(),
+            gaps: gaps.iter().copied().collect(),
+        }
     }
 
     #[test]
     fn a_stream_that_catches_up_lacks_less_and_less() {
         let blocked = cursor(50, &[(10, 12), (40, 41)]);
         let global = cursor(100, &[(11, 11), (70, 75)]);
-        assert_eq!(blocked.behind(&global).iter().collect::<Vec<_>>(), [(10, 10), (12, 12), (40, 41), (51, 69), (76, 100)]);
+        assert_eq!(
+            blocked.behind(&global).iter().collect::<Vec<_>>(),
+            [(10, 10), (12, 12), (40, 41), (51, 69), (76, 100)]
+        );
         let step = caught_up(&blocked, &global, 12);
         assert_eq!(step, cursor(50, &[(11, 11), (40, 41)]));
         let step = caught_up(&step, &global, 72);

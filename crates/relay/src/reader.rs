@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-use futures_util::future::{join3, OptionFuture};
+use futures_util::future::{OptionFuture, join3};
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Row, Statement};
 
@@ -86,10 +86,14 @@ impl Reader {
     ) -> Result<Self> {
         Ok(Reader {
             log: Log::new(from, GAP_RANGES_MAX),
-            writers: session.prepare("prepare the list of writers", sql::WRITERS).await?,
+            writers: session
+                .prepare("prepare the list of writers", sql::WRITERS)
+                .await?,
             page: session.prepare("prepare reading", sql::PAGE).await?,
             wal: session.prepare("prepare the flush check", sql::WAL).await?,
-            wal_flushed: session.prepare("prepare the flush check", sql::WAL_FLUSHED).await?,
+            wal_flushed: session
+                .prepare("prepare the flush check", sql::WAL_FLUSHED)
+                .await?,
             janitor,
             rows_max,
             rows_now: rows_max,
@@ -119,12 +123,24 @@ impl Reader {
 
     /// The open writers of the table.
     pub(crate) async fn open_writers(&self, session: &Session) -> Result<Vec<Writer>> {
-        let rows = session.rows("list the writers", &self.writers, &[&self.janitor.get()]).await?;
-        Ok(rows.iter().map(|row| Writer { id: row.get(0), prepared: row.get(1) }).collect())
+        let rows = session
+            .rows("list the writers", &self.writers, &[&self.janitor.get()])
+            .await?;
+        Ok(rows
+            .iter()
+            .map(|row| Writer {
+                id: row.get(0),
+                prepared: row.get(1),
+            })
+            .collect())
     }
 
     /// Those of `writers` that are still open.
-    pub(crate) async fn open_writers_among(&self, session: &Session, mut writers: Vec<Writer>) -> Result<Vec<Writer>> {
+    pub(crate) async fn open_writers_among(
+        &self,
+        session: &Session,
+        mut writers: Vec<Writer>,
+    ) -> Result<Vec<Writer>> {
         if !writers.is_empty() {
             let open = self.open_writers(session).await?;
             writers.retain(|writer| open.contains(writer));
@@ -147,9 +163,19 @@ impl Reader {
         let new_rows = if question.read_ahead { rows_now } else { 0 };
         let bytes_max = i64::from(self.bytes_max);
 
-        let writers: OptionFuture<_> = self.log.needs_writers().then(|| self.open_writers(session)).into();
-        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
-            [&question.gaps_lo, &question.gaps_hi, &question.high, &rows_now, &bytes_max, &new_rows];
+        let writers: OptionFuture<_> = self
+            .log
+            .needs_writers()
+            .then(|| self.open_writers(session))
+            .into();
+        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 6] = [
+            &question.gaps_lo,
+            &question.gaps_hi,
+            &question.high,
+            &rows_now,
+            &bytes_max,
+            &new_rows,
+        ];
         let rows = session.rows("read a page", &self.page, &params);
         let wal: OptionFuture<_> = expect_rows.then(|| self.wal(session)).into();
         let (writers, rows, wal) = join3(writers, rows, wal).await;
@@ -158,7 +184,12 @@ impl Reader {
             None => self.log.learn_nothing(),
             Some(writers) => {
                 let last_value = match self.log.meets_prepared(&writers) {
-                    true => Some(session.one("read the sequence", sql::LAST_VALUE, &[]).await?.get(0)),
+                    true => Some(
+                        session
+                            .one("read the sequence", sql::LAST_VALUE, &[])
+                            .await?
+                            .get(0),
+                    ),
                     false => None,
                 };
                 self.log.learn(writers, last_value);
@@ -178,27 +209,49 @@ impl Reader {
     fn accept(&mut self, rows: Vec<Row>) -> Result<Page> {
         let mut rows: Vec<MessageRow> = rows.into_iter().map(MessageRow::from).collect();
         if let Some(pair) = rows.windows(2).find(|pair| pair[0].id() >= pair[1].id()) {
-            return Err(Error::Invariant(format!("row {} was read after row {}", pair[1].id(), pair[0].id())));
+            return Err(Error::Invariant(format!(
+                "row {} was read after row {}",
+                pair[1].id(),
+                pair[0].id()
+            )));
         }
         let ids: Vec<i64> = rows.iter().map(MessageRow::id).collect();
         let late = rows.iter().take_while(|row| row.late()).count();
         let at_limit = |part: &[MessageRow]| {
             part.len() >= self.rows_now as usize
-                || part.last().is_some_and(|row| row.running_bytes() >= i64::from(self.bytes_max))
+                || part
+                    .last()
+                    .is_some_and(|row| row.running_bytes() >= i64::from(self.bytes_max))
         };
         let late_cut = at_limit(&rows[..late]);
         let more = late_cut || at_limit(&rows[late..]);
-        let taken = self.log.accept(Answer { late: &ids[..late], late_cut, new: &ids[late..] });
+        let taken = self.log.accept(Answer {
+            late: &ids[..late],
+            late_cut,
+            new: &ids[late..],
+        });
         if !taken.new {
             rows.truncate(late);
         }
-        Ok(Page { rows, dead: taken.dead, more })
+        Ok(Page {
+            rows,
+            dead: taken.dead,
+            more,
+        })
     }
 
     async fn wal(&self, session: &Session) -> Result<Wal> {
-        let rows = session.rows("read the log's position", &self.wal, &[]).await?;
-        let row = rows.first().ok_or_else(|| Error::Invariant("no position of the log".into()))?;
-        Ok(Wal { inserted: row.get(0), flushed: row.get(1), synchronous_standby: row.get(2) })
+        let rows = session
+            .rows("read the log's position", &self.wal, &[])
+            .await?;
+        let row = rows
+            .first()
+            .ok_or_else(|| Error::Invariant("no position of the log".into()))?;
+        Ok(Wal {
+            inserted: row.get(0),
+            flushed: row.get(1),
+            synchronous_standby: row.get(2),
+        })
     }
 
     /// The durability barrier: an asynchronous commit is visible before it is flushed, and a crash of
@@ -210,8 +263,13 @@ impl Reader {
             }
             let begun = Instant::now();
             while begun.elapsed() < FLUSH_PATIENCE {
-                let rows = session.rows("read the log's position", &self.wal_flushed, &[]).await?;
-                if rows.first().is_some_and(|row| row.get::<_, PgLsn>(0) >= wal.inserted) {
+                let rows = session
+                    .rows("read the log's position", &self.wal_flushed, &[])
+                    .await?;
+                if rows
+                    .first()
+                    .is_some_and(|row| row.get::<_, PgLsn>(0) >= wal.inserted)
+                {
                     return Ok(());
                 }
             }

@@ -42,7 +42,9 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     match tokio::time::timeout(STOP_LIMIT, relay).await {
         Ok(done) => done,
         Err(_) => {
-            tracing::warn!("stopped without waiting for a server any longer; the next leader goes on behind the marker");
+            tracing::warn!(
+                "stopped without waiting for a server any longer; the next leader goes on behind the marker"
+            );
             Ok(())
         }
     }
@@ -57,7 +59,9 @@ async fn keep_running(config: &Config, stop: &CancellationToken) -> Result<()> {
         let working = Cell::new(false);
         let outcome = match stand_by(config, stop, &working).await {
             Ok(None) => return Ok(()),
-            Ok(Some((session, publisher))) => lead(config, session, publisher, stop, &working).await,
+            Ok(Some((session, publisher))) => {
+                lead(config, session, publisher, stop, &working).await
+            }
             Err(error) => Err(error),
         };
         let Err(error) = outcome else { return Ok(()) };
@@ -82,7 +86,10 @@ async fn keep_running(config: &Config, stop: &CancellationToken) -> Result<()> {
 
 fn log(error: &Error, logged: &mut Option<(String, Instant)>) {
     let line = error.one_line();
-    if logged.as_ref().is_some_and(|(last, at)| *last == line && at.elapsed() < LOG_AGAIN) {
+    if logged
+        .as_ref()
+        .is_some_and(|(last, at)| *last == line && at.elapsed() < LOG_AGAIN)
+    {
         return;
     }
     match error.meaning() {

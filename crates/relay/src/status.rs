@@ -57,13 +57,27 @@ pub struct Holder {
 /// # Errors
 ///
 /// That one of the servers is out of reach, or has no outbox.
-pub async fn status(postgres: &PostgresTarget, redis: &RedisTarget, prefix: &str) -> Result<Status> {
+pub async fn status(
+    postgres: &PostgresTarget,
+    redis: &RedisTarget,
+    prefix: &str,
+) -> Result<Status> {
     let session = Session::open(postgres, "outbox-relay status", LIMIT).await?;
-    let marker = Publisher::connect(redis, prefix, LIMIT).await?.marker().await?;
+    let marker = Publisher::connect(redis, prefix, LIMIT)
+        .await?
+        .marker()
+        .await?;
     let checkpoint = checkpoint::read(&session).await?;
-    let leader = session.at_most_one("look for the leader", sql::LEADER, &[]).await?;
-    let standbys = session.one("count the standbys", sql::STANDBYS, &[]).await?.get(0);
-    let backlog = session.one("count the backlog", sql::BACKLOG, &[&BACKLOG_ROWS_MAX]).await?;
+    let leader = session
+        .at_most_one("look for the leader", sql::LEADER, &[])
+        .await?;
+    let standbys = session
+        .one("count the standbys", sql::STANDBYS, &[])
+        .await?
+        .get(0);
+    let backlog = session
+        .one("count the backlog", sql::BACKLOG, &[&BACKLOG_ROWS_MAX])
+        .await?;
     let oldest: Option<f64> = backlog.get(1);
     let holders = session.all("list the writers", sql::HOLDERS, &[&0]).await?;
     let holders = holders.iter().map(|row| Holder {
@@ -74,14 +88,22 @@ pub async fn status(postgres: &PostgresTarget, redis: &RedisTarget, prefix: &str
         prepared: row.get(5),
     });
     Ok(Status {
-        leader: leader.map(|row| (row.get::<_, Option<String>>(1).unwrap_or_default(), row.get(0))),
+        leader: leader.map(|row| {
+            (
+                row.get::<_, Option<String>>(1).unwrap_or_default(),
+                row.get(0),
+            )
+        }),
         standbys,
         checkpoint,
         marker,
         backlog_rows: backlog.get(0),
         oldest_unpublished: oldest.map(seconds),
         holders: holders.collect(),
-        dead_letters: session.one("count the dead letters", sql::DEAD_LETTERS, &[]).await?.get(0),
+        dead_letters: session
+            .one("count the dead letters", sql::DEAD_LETTERS, &[])
+            .await?
+            .get(0),
     })
 }
 
@@ -90,7 +112,9 @@ fn seconds(seconds: f64) -> Duration {
 }
 
 fn rounded(time: Duration) -> humantime::FormattedDuration {
-    humantime::format_duration(Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)))
+    humantime::format_duration(Duration::from_millis(
+        u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
+    ))
 }
 
 impl std::fmt::Display for Status {
@@ -105,7 +129,10 @@ impl Status {
     fn write(&self, out: &mut String) -> std::fmt::Result {
         match &self.leader {
             Some((name, pid)) => writeln!(out, "leader              {name} (backend {pid})")?,
-            None => writeln!(out, "leader              none: no relay runs, or none reaches both servers")?,
+            None => writeln!(
+                out,
+                "leader              none: no relay runs, or none reaches both servers"
+            )?,
         }
         writeln!(out, "standbys            {}", self.standbys)?;
         match &self.checkpoint {
@@ -114,11 +141,25 @@ impl Status {
         }
         match &self.marker {
             MarkerFound::Marker { place, .. } => write_place(out, "marker", place)?,
-            MarkerFound::Missing => writeln!(out, "marker              none in this Redis under this prefix")?,
-            MarkerFound::Foreign(what) => writeln!(out, "marker              the key holds something else: {what}")?,
+            MarkerFound::Missing => writeln!(
+                out,
+                "marker              none in this Redis under this prefix"
+            )?,
+            MarkerFound::Foreign(what) => writeln!(
+                out,
+                "marker              the key holds something else: {what}"
+            )?,
         }
-        let at_least = if self.backlog_rows >= BACKLOG_ROWS_MAX { "at least " } else { "" };
-        writeln!(out, "backlog             {at_least}{} messages", self.backlog_rows)?;
+        let at_least = if self.backlog_rows >= BACKLOG_ROWS_MAX {
+            "at least "
+        } else {
+            ""
+        };
+        writeln!(
+            out,
+            "backlog             {at_least}{} messages",
+            self.backlog_rows
+        )?;
         match self.oldest_unpublished {
             Some(age) => writeln!(out, "oldest unpublished  {}", rounded(age))?,
             None => writeln!(out, "oldest unpublished  none")?,
@@ -130,14 +171,25 @@ impl Status {
                 (None, Some(pid)) => format!("backend {pid} ({})", holder.application),
                 (None, None) => "a prepared transaction".to_owned(),
             };
-            writeln!(out, "open writer         {who}, for {}: {}", rounded(holder.age), holder.query.replace('\n', " "))?;
+            writeln!(
+                out,
+                "open writer         {who}, for {}: {}",
+                rounded(holder.age),
+                holder.query.replace('\n', " ")
+            )?;
         }
         let blocked = match &self.marker {
             MarkerFound::Marker { place, .. } => Some(&place.blocked),
-            MarkerFound::Missing | MarkerFound::Foreign(_) => self.checkpoint.as_ref().map(|place| &place.blocked),
+            MarkerFound::Missing | MarkerFound::Foreign(_) => {
+                self.checkpoint.as_ref().map(|place| &place.blocked)
+            }
         };
         for (stream, blocked) in blocked.into_iter().flatten() {
-            writeln!(out, "blocked stream      {stream} since id {}: {}", blocked.cursor.high, blocked.reason)?;
+            writeln!(
+                out,
+                "blocked stream      {stream} since id {}: {}",
+                blocked.cursor.high, blocked.reason
+            )?;
         }
         Ok(())
     }
@@ -145,7 +197,11 @@ impl Status {
 
 fn write_place(out: &mut String, name: &str, place: &Place) -> std::fmt::Result {
     let gaps = &place.cursor.gaps;
-    write!(out, "{name:<20}high {}, epoch {}, page {}", place.cursor.high, place.epoch, place.page)?;
+    write!(
+        out,
+        "{name:<20}high {}, epoch {}, page {}",
+        place.cursor.high, place.epoch, place.page
+    )?;
     match gaps.first() {
         Some(first) => writeln!(out, ", {} gaps from id {first}", gaps.len()),
         None => writeln!(out, ", no gaps"),

@@ -30,7 +30,11 @@ pub(crate) struct TakenOver {
 /// # Errors
 ///
 /// [`Error::Refused`] where a person must decide, or that of a server.
-pub(crate) async fn take_over(session: &Session, publisher: &mut Publisher, config: &Config) -> Result<TakenOver> {
+pub(crate) async fn take_over(
+    session: &Session,
+    publisher: &mut Publisher,
+    config: &Config,
+) -> Result<TakenOver> {
     let mut tries = 0;
     loop {
         match try_take_over(session, publisher, config).await {
@@ -41,7 +45,11 @@ pub(crate) async fn take_over(session: &Session, publisher: &mut Publisher, conf
     }
 }
 
-async fn try_take_over(session: &Session, publisher: &mut Publisher, config: &Config) -> Result<TakenOver> {
+async fn try_take_over(
+    session: &Session,
+    publisher: &mut Publisher,
+    config: &Config,
+) -> Result<TakenOver> {
     let found = publisher.marker().await?;
     let facts = read_facts(session, publisher, &found, &config.stream_prefix).await?;
     let plan = start::plan(&found, &facts, config.on_redis_loss).map_err(Error::Refused)?;
@@ -51,7 +59,10 @@ async fn try_take_over(session: &Session, publisher: &mut Publisher, config: &Co
         history: History {
             system_id: facts.system_id,
             timeline: facts.timeline,
-            branch: plan.branch.filter(|_| !plan.new_branch).unwrap_or_else(Uuid::new_v4),
+            branch: plan
+                .branch
+                .filter(|_| !plan.new_branch)
+                .unwrap_or_else(Uuid::new_v4),
         },
         epoch: plan.epoch,
         page: 0,
@@ -59,14 +70,25 @@ async fn try_take_over(session: &Session, publisher: &mut Publisher, config: &Co
         redis_ms: plan.redis_ms,
         blocked: plan.blocked.clone(),
     };
-    publisher.take(&found, facts.outbox_id, &place, plan.suspect, config.retention).await?;
+    publisher
+        .take(
+            &found,
+            facts.outbox_id,
+            &place,
+            plan.suspect,
+            config.retention,
+        )
+        .await?;
     let mut progress = Progress::new(place, plan.suspect, config.stream_prefix.clone());
     progress.checkpoint(session).await?;
     let replay_until = match plan.case {
         Case::Replay | Case::LostTail => facts.checkpoint.as_ref().map_or(0, |c| c.cursor.high),
         Case::First | Case::Marker | Case::LostMarker | Case::Resume | Case::OtherHistory => 0,
     };
-    Ok(TakenOver { progress, replay_until })
+    Ok(TakenOver {
+        progress,
+        replay_until,
+    })
 }
 
 async fn read_facts(
@@ -79,11 +101,21 @@ async fn read_facts(
         MarkerFound::Marker { place, .. } => place.cursor.high,
         MarkerFound::Missing | MarkerFound::Foreign(_) => 0,
     };
-    let row = session.one("read the facts of this database", sql::FACTS, &[&marker_high]).await?;
+    let row = session
+        .one(
+            "read the facts of this database",
+            sql::FACTS,
+            &[&marker_high],
+        )
+        .await?;
     let checkpoint = checkpoint::read(session).await?;
     let mut facts = Facts {
         outbox_id: row.get(0),
-        adopted_from: row.get::<_, Vec<i64>>(1).into_iter().map(checkpoint::system_id).collect(),
+        adopted_from: row
+            .get::<_, Vec<i64>>(1)
+            .into_iter()
+            .map(checkpoint::system_id)
+            .collect(),
         system_id: checkpoint::system_id(row.get(2)),
         timeline: u32::try_from(row.get::<_, i64>(3)).unwrap_or(0),
         last_value: row.get(4),
@@ -101,14 +133,26 @@ async fn read_facts(
 }
 
 /// Whether the entry of the row at the checkpoint's `high` is still in its stream.
-async fn stands(session: &Session, publisher: &mut Publisher, checkpoint: &Place, prefix: &str) -> Result<bool> {
+async fn stands(
+    session: &Session,
+    publisher: &mut Publisher,
+    checkpoint: &Place,
+    prefix: &str,
+) -> Result<bool> {
     let high = checkpoint.cursor.high;
-    let Some(row) = session.at_most_one("read the last published row", sql::ROW_TOPIC, &[&high]).await? else {
+    let Some(row) = session
+        .at_most_one("read the last published row", sql::ROW_TOPIC, &[&high])
+        .await?
+    else {
         return Ok(false);
     };
     let (topic, key): (String, String) = (row.get(0), row.get(1));
     let stream = stream_name(prefix, &topic);
-    let (tail, _) = publisher.tail(&stream, checkpoint.redis_ms, TAIL_ENTRIES_MAX, |id| id == high).await?;
+    let (tail, _) = publisher
+        .tail(&stream, checkpoint.redis_ms, TAIL_ENTRIES_MAX, |id| {
+            id == high
+        })
+        .await?;
     Ok(tail.get(&high) == Some(&key))
 }
 
@@ -116,7 +160,10 @@ async fn stands(session: &Session, publisher: &mut Publisher, checkpoint: &Place
 /// of the history goes by it.
 async fn anchored(session: &Session, mut cursor: Cursor) -> Result<Cursor> {
     while cursor.high > 0 && cursor.high_key.is_empty() {
-        let Some(row) = session.at_most_one("find the last published row", sql::ANCHOR, &[&cursor.high]).await? else {
+        let Some(row) = session
+            .at_most_one("find the last published row", sql::ANCHOR, &[&cursor.high])
+            .await?
+        else {
             return Ok(Cursor::default());
         };
         let id: i64 = row.get(0);
@@ -139,20 +186,42 @@ fn report(plan: &Plan, cursor: &Cursor, facts: &Facts, found: &MarkerFound) {
     match plan.case {
         Case::First => tracing::info!(epoch, "leading; nothing was published before"),
         Case::Marker => tracing::info!(epoch, high, "leading; going on behind the marker"),
-        Case::LostTail => tracing::warn!(epoch, high, checkpoint,
-            "Redis lost its latest entries; exactly those go out again"),
-        Case::LostMarker => tracing::warn!(epoch, high,
-            "the marker was missing in Redis but the streams stand; going on behind the checkpoint"),
-        Case::Replay => tracing::warn!(epoch, checkpoint,
-            "Redis came back without its streams; all that the outbox has goes out again"),
-        Case::Resume => tracing::warn!(epoch, high,
-            "Redis came back without its streams; going on behind the checkpoint"),
-        Case::OtherHistory => tracing::warn!(epoch, high, marker, checkpoint,
+        Case::LostTail => tracing::warn!(
+            epoch,
+            high,
+            checkpoint,
+            "Redis lost its latest entries; exactly those go out again"
+        ),
+        Case::LostMarker => tracing::warn!(
+            epoch,
+            high,
+            "the marker was missing in Redis but the streams stand; going on behind the checkpoint"
+        ),
+        Case::Replay => tracing::warn!(
+            epoch,
+            checkpoint,
+            "Redis came back without its streams; all that the outbox has goes out again"
+        ),
+        Case::Resume => tracing::warn!(
+            epoch,
+            high,
+            "Redis came back without its streams; going on behind the checkpoint"
+        ),
+        Case::OtherHistory => tracing::warn!(
+            epoch,
+            high,
+            marker,
+            checkpoint,
             "Postgres has another past than the marker (failover or restore); \
-             going on from the lower cursor, without what stands in the streams"),
+             going on from the lower cursor, without what stands in the streams"
+        ),
     }
     if let Some((first, last)) = plan.purged {
-        tracing::error!(first, last, "messages that would go out again are purged from the outbox: \
-            those of this range that were published before are lost in Redis");
+        tracing::error!(
+            first,
+            last,
+            "messages that would go out again are purged from the outbox: \
+            those of this range that were published before are lost in Redis"
+        );
     }
 }

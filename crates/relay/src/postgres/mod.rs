@@ -6,7 +6,7 @@ mod session;
 mod target;
 mod tls;
 
-pub(crate) use queries::{sql, OLDEST_SCHEMA, NEWEST_SCHEMA};
+pub(crate) use queries::sql;
 pub(crate) use row::MessageRow;
 pub(crate) use session::{HEARTBEAT, Session};
 pub use target::PostgresTarget;

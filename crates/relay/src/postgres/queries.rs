@@ -49,6 +49,7 @@ pub(crate) mod sql {
     pub(crate) const GET_UP: &str = "SELECT pg_advisory_unlock(1869968482, 2)";
     pub(crate) const READY: &str = "SELECT pg_try_advisory_lock_shared(1869968482, 5)";
     pub(crate) const NOT_READY: &str = "SELECT pg_advisory_unlock_shared(1869968482, 5)";
+    pub(crate) const LISTEN: &str = "LISTEN outbox";
     pub(crate) const HEARTBEAT: &str = "SELECT 1";
 
     /// Whether another session stands by that reaches Redis.
@@ -145,7 +146,8 @@ pub(crate) mod sql {
     pub(crate) const ANCHOR: &str = "
         SELECT id, message_key FROM outbox.messages WHERE id <= $1 ORDER BY id DESC LIMIT 1";
 
-    pub(crate) const ROW_TOPIC: &str = "SELECT topic, ordering_key, message_key FROM outbox.messages WHERE id = $1";
+    pub(crate) const ROW_TOPIC: &str =
+        "SELECT topic, ordering_key, message_key FROM outbox.messages WHERE id = $1";
 
     pub(crate) const CHECKPOINT: &str = "
         SELECT system_id, timeline, branch, epoch, page, high, high_key, redis_ms FROM outbox.checkpoint";
@@ -168,7 +170,8 @@ pub(crate) mod sql {
     pub(crate) const DROP_GAPS: &str = "DELETE FROM outbox.checkpoint_gaps";
     pub(crate) const PUT_GAPS: &str = "
         INSERT INTO outbox.checkpoint_gaps (lo, hi) SELECT * FROM unnest($1::bigint[], $2::bigint[])";
-    pub(crate) const DROP_BLOCKED: &str = "DELETE FROM outbox.blocked_streams WHERE stream <> ALL ($1::text[])";
+    pub(crate) const DROP_BLOCKED: &str =
+        "DELETE FROM outbox.blocked_streams WHERE stream <> ALL ($1::text[])";
     pub(crate) const PUT_BLOCKED: &str = "
         INSERT INTO outbox.blocked_streams (stream, topic, high, gaps, reason)
         SELECT $1, $2, $3, coalesce(range_agg(int8range(lo, hi, '[]')), '{}'), $4

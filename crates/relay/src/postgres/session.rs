@@ -39,12 +39,29 @@ impl Session {
     /// # Errors
     ///
     /// Those of the connection, or [`Error::Setup`] when server or schema are not as the relay needs them.
-    pub(crate) async fn open(target: &PostgresTarget, application_name: &str, limit: Duration) -> Result<Self> {
-        let (client, doorbell) = target.connect(application_name, limit.min(Duration::from_secs(10))).await?;
+    pub(crate) async fn open(
+        target: &PostgresTarget,
+        application_name: &str,
+        limit: Duration,
+    ) -> Result<Self> {
+        let (client, doorbell) = target
+            .connect(application_name, limit.min(Duration::from_secs(10)))
+            .await?;
         let opened = Instant::now();
-        let session = Session { client, doorbell, limit, opened, heard_ms: AtomicU64::new(0) };
+        let session = Session {
+            client,
+            doorbell,
+            limit,
+            opened,
+            heard_ms: AtomicU64::new(0),
+        };
         let settings = sql::SESSION.replace("$LIMIT", &limit.as_millis().to_string());
-        session.call("set up the session", session.client.batch_execute(&settings)).await?;
+        session
+            .call(
+                "set up the session",
+                session.client.batch_execute(&settings),
+            )
+            .await?;
         session.check_schema().await?;
         Ok(session)
     }
@@ -52,22 +69,39 @@ impl Session {
     async fn check_schema(&self) -> Result<()> {
         let row = self.one("look for the schema", sql::SCHEMA, &[]).await?;
         let (exists, ours): (bool, bool) = (row.get(0), row.get(1));
-        let (version, in_recovery, encoding): (i32, bool, String) = (row.get(2), row.get(3), row.get(4));
-        let setup = |problem: String, remedy: &str| Err(Error::Setup { problem, remedy: remedy.to_owned() });
+        let (version, in_recovery, encoding): (i32, bool, String) =
+            (row.get(2), row.get(3), row.get(4));
+        let setup = |problem: String, remedy: &str| {
+            Err(Error::Setup {
+                problem,
+                remedy: remedy.to_owned(),
+            })
+        };
         if version < SERVER_VERSION_MIN {
-            return setup(format!("Postgres {} is too old", version / 10_000), "use version 14 or later");
+            return setup(
+                format!("Postgres {} is too old", version / 10_000),
+                "use version 14 or later",
+            );
         }
         if encoding != "UTF8" {
             return setup(
-                format!("the database's encoding is {encoding}, where one odd byte would stop every read"),
+                format!(
+                    "the database's encoding is {encoding}, where one odd byte would stop every read"
+                ),
                 "create the database with ENCODING 'UTF8'",
             );
         }
         if in_recovery {
-            return setup("this Postgres is a standby".into(), "point --database-url at the primary");
+            return setup(
+                "this Postgres is a standby".into(),
+                "point --database-url at the primary",
+            );
         }
         if !exists {
-            return setup("the database has no schema \"outbox\"".into(), "run `outbox-relay migrate`");
+            return setup(
+                "the database has no schema \"outbox\"".into(),
+                "run `outbox-relay migrate`",
+            );
         }
         if !ours {
             return setup(
@@ -75,25 +109,35 @@ impl Session {
                 "rename it, or use another database",
             );
         }
-        let row = self.one("read the schema version", sql::SCHEMA_VERSION, &[]).await?;
+        let row = self
+            .one("read the schema version", sql::SCHEMA_VERSION, &[])
+            .await?;
         let version: i32 = row.get::<_, Option<i32>>(0).unwrap_or(0);
         if version < OLDEST_SCHEMA {
             return setup(
-                format!("the schema \"outbox\" is at version {version} and this relay needs {OLDEST_SCHEMA}"),
+                format!(
+                    "the schema \"outbox\" is at version {version} and this relay needs {OLDEST_SCHEMA}"
+                ),
                 "run `outbox-relay migrate`",
             );
         }
         if version > NEWEST_SCHEMA {
             return setup(
-                format!("the schema \"outbox\" is at version {version} and this relay knows up to {NEWEST_SCHEMA}"),
+                format!(
+                    "the schema \"outbox\" is at version {version} and this relay knows up to {NEWEST_SCHEMA}"
+                ),
                 "upgrade outbox-relay",
             );
         }
-        let row = self.one("read the sequence's settings", sql::SEQUENCE, &[]).await?;
+        let row = self
+            .one("read the sequence's settings", sql::SEQUENCE, &[])
+            .await?;
         let (increment, cache, cycle): (i64, i64, bool) = (row.get(0), row.get(1), row.get(2));
         if (increment, cache, cycle) != (1, 1, false) {
             return setup(
-                format!("outbox.messages.id has increment {increment}, cache {cache}, cycle {cycle}; the order of ids needs 1, 1, false"),
+                format!(
+                    "outbox.messages.id has increment {increment}, cache {cache}, cycle {cycle}; the order of ids needs 1, 1, false"
+                ),
                 "run `ALTER TABLE outbox.messages ALTER COLUMN id SET INCREMENT 1 SET CACHE 1 SET NO CYCLE`",
             );
         }
@@ -121,7 +165,13 @@ impl Session {
     ) -> Result<T> {
         let answer = match tokio::time::timeout(limit, call).await {
             Ok(answer) => answer.map_err(|source| Error::Postgres { doing, source }),
-            Err(_) => return Err(Error::Timeout { server: "Postgres", doing, limit }),
+            Err(_) => {
+                return Err(Error::Timeout {
+                    server: "Postgres",
+                    doing,
+                    limit,
+                });
+            }
         };
         let heard = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.heard_ms.store(heard, Ordering::Relaxed);
@@ -157,7 +207,12 @@ impl Session {
     }
 
     /// The only row of a statement.
-    pub(crate) async fn one(&self, doing: &'static str, sql: &str, params: &[&(dyn ToSql + Sync)]) -> Result<Row> {
+    pub(crate) async fn one(
+        &self,
+        doing: &'static str,
+        sql: &str,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Row> {
         self.call(doing, self.client.query_one(sql, params)).await
     }
 
@@ -195,7 +250,8 @@ impl Session {
     pub(crate) async fn speaking<T>(&self, work: impl Future<Output = T>) -> Result<T> {
         let mut work = std::pin::pin!(work);
         loop {
-            let silent = self.opened.elapsed() - Duration::from_millis(self.heard_ms.load(Ordering::Relaxed));
+            let silent = self.opened.elapsed()
+                - Duration::from_millis(self.heard_ms.load(Ordering::Relaxed));
             match tokio::time::timeout(HEARTBEAT.saturating_sub(silent), &mut work).await {
                 Ok(done) => return Ok(done),
                 Err(_) => {

@@ -38,14 +38,25 @@ impl PostgresTarget {
     ///
     /// [`Error::Config`] when the URL is not understood. The URL itself is never repeated.
     pub fn parse(url: &SecretString) -> Result<Self> {
-        let bad = |problem: String| Error::Config { field: "--database-url", problem };
+        let bad = |problem: String| Error::Config {
+            field: "--database-url",
+            problem,
+        };
         let text = url.expose_secret();
         if !text.starts_with("postgres://") && !text.starts_with("postgresql://") {
             return Err(bad("must start with postgres:// or postgresql://".into()));
         }
         let (base, query) = text.split_once('?').unwrap_or((text, ""));
         let mut rest = url::form_urlencoded::Serializer::new(String::new());
-        let (mut mode, mut tls) = (None, TlsSettings { mode: TlsMode::Disable, ca_file: None, client_cert: None, client_key: None });
+        let (mut mode, mut tls) = (
+            None,
+            TlsSettings {
+                mode: TlsMode::Disable,
+                ca_file: None,
+                client_cert: None,
+                client_key: None,
+            },
+        );
         for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
             match &*name {
                 "sslmode" => mode = Some(tls_mode(&value).ok_or_else(|| bad(format!(
@@ -58,10 +69,16 @@ impl PostgresTarget {
                 }
             }
         }
-        let default = if tls.ca_file.is_some() { TlsMode::VerifyFull } else { TlsMode::Disable };
+        let default = if tls.ca_file.is_some() {
+            TlsMode::VerifyFull
+        } else {
+            TlsMode::Disable
+        };
         tls.mode = mode.unwrap_or(default);
         if tls.mode == TlsMode::Disable && (tls.ca_file.is_some() || tls.client_cert.is_some()) {
-            return Err(bad("sslmode=disable contradicts sslrootcert and sslcert; drop one of them".into()));
+            return Err(bad(
+                "sslmode=disable contradicts sslrootcert and sslcert; drop one of them".into(),
+            ));
         }
         // Parameters of the server's own are read again by tokio-postgres, which wants %20 for a space.
         let rest = rest.finish().replace('+', "%20");
@@ -69,17 +86,25 @@ impl PostgresTarget {
             .parse()
             .map_err(|e: tokio_postgres::Error| bad(with_cause(&e)))?;
         if config.get_hosts().is_empty() {
-            return Err(bad("names no host, e.g. postgres://user@localhost:5432/database".into()));
+            return Err(bad(
+                "names no host, e.g. postgres://user@localhost:5432/database".into(),
+            ));
         }
         if config.get_user().is_none() {
-            return Err(bad("names no user, e.g. postgres://user@localhost:5432/database".into()));
+            return Err(bad(
+                "names no user, e.g. postgres://user@localhost:5432/database".into(),
+            ));
         }
         config.ssl_mode(match tls.mode {
             TlsMode::Disable => SslMode::Disable,
             TlsMode::Prefer => SslMode::Prefer,
             TlsMode::Require | TlsMode::VerifyCa | TlsMode::VerifyFull => SslMode::Require,
         });
-        config.keepalives_idle(KEEPALIVE).keepalives_interval(KEEPALIVE).keepalives_retries(2).tcp_user_timeout(3 * KEEPALIVE);
+        config
+            .keepalives_idle(KEEPALIVE)
+            .keepalives_interval(KEEPALIVE)
+            .keepalives_retries(2)
+            .tcp_user_timeout(3 * KEEPALIVE);
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(Duration::from_secs(5));
         }
@@ -96,7 +121,10 @@ impl PostgresTarget {
         };
         let port = self.config.get_ports().first().copied().unwrap_or(5432);
         let user = self.config.get_user().unwrap_or_default();
-        format!("{user}@{host}:{port}/{}", self.config.get_dbname().unwrap_or(user))
+        format!(
+            "{user}@{host}:{port}/{}",
+            self.config.get_dbname().unwrap_or(user)
+        )
     }
 
     /// Opens a connection. Its notifications ring the bell that comes with it.
@@ -106,17 +134,35 @@ impl PostgresTarget {
     /// # Errors
     ///
     /// [`Error::Postgres`], [`Error::Tls`] or [`Error::Timeout`].
-    pub(crate) async fn connect(&self, application_name: &str, limit: Duration) -> Result<(Client, Arc<Notify>)> {
+    pub(crate) async fn connect(
+        &self,
+        application_name: &str,
+        limit: Duration,
+    ) -> Result<(Client, Arc<Notify>)> {
         let mut config = self.config.clone();
         config.application_name(application_name);
         let connector = MakeRustlsConnect::new(self.tls.client_config()?);
         let connected = tokio::time::timeout(limit, config.connect(connector)).await;
         let (client, mut connection) = match connected {
-            Err(_) => return Err(Error::Timeout { server: "Postgres", doing: "connect", limit }),
-            Ok(Err(source)) if matches!(postgres_fault(&source), PostgresFault::Tls) => {
-                return Err(Error::Tls { server: "Postgres", problem: self.explain_tls(&source) });
+            Err(_) => {
+                return Err(Error::Timeout {
+                    server: "Postgres",
+                    doing: "connect",
+                    limit,
+                });
             }
-            Ok(Err(source)) => return Err(Error::Postgres { doing: "connect", source }),
+            Ok(Err(source)) if matches!(postgres_fault(&source), PostgresFault::Tls) => {
+                return Err(Error::Tls {
+                    server: "Postgres",
+                    problem: self.explain_tls(&source),
+                });
+            }
+            Ok(Err(source)) => {
+                return Err(Error::Postgres {
+                    doing: "connect",
+                    source,
+                });
+            }
             Ok(Ok(connected)) => connected,
         };
         let doorbell = Arc::new(Notify::new());
@@ -136,7 +182,11 @@ impl PostgresTarget {
     }
 
     fn explain_tls(&self, error: &tokio_postgres::Error) -> String {
-        format!("{} (sslmode {:?}); check sslmode and sslrootcert in --database-url", with_cause(error), self.tls.mode)
+        format!(
+            "{} (sslmode {:?}); check sslmode and sslrootcert in --database-url",
+            with_cause(error),
+            self.tls.mode
+        )
     }
 }
 

@@ -8,7 +8,9 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+};
 
 use crate::error::{Error, Result};
 
@@ -54,9 +56,10 @@ impl TlsSettings {
                 chain: Some(self.chain_verifier(&provider)?),
                 provider: provider.clone(),
             }),
-            (TlsMode::Disable | TlsMode::Prefer | TlsMode::Require, _) => {
-                Arc::new(Unchecked { chain: None, provider: provider.clone() })
-            }
+            (TlsMode::Disable | TlsMode::Prefer | TlsMode::Require, _) => Arc::new(Unchecked {
+                chain: None,
+                provider: provider.clone(),
+            }),
         };
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -89,10 +92,12 @@ impl TlsSettings {
                 roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             }
         }
-        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build().map_err(|e| Error::Tls {
-            server: "Postgres",
-            problem: format!("no usable CA certificates ({e}); name a file with sslrootcert"),
-        })
+        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+            .build()
+            .map_err(|e| Error::Tls {
+                server: "Postgres",
+                problem: format!("no usable CA certificates ({e}); name a file with sslrootcert"),
+            })
     }
 }
 
@@ -107,11 +112,17 @@ fn certificates(file: &PathBuf) -> Result<Vec<CertificateDer<'static>>> {
 }
 
 fn file_error(file: &std::path::Path, problem: &dyn std::fmt::Display) -> Error {
-    Error::Config { field: "TLS file", problem: format!("{}: {problem}", file.display()) }
+    Error::Config {
+        field: "TLS file",
+        problem: format!("{}: {problem}", file.display()),
+    }
 }
 
 fn tls_error(error: rustls::Error) -> Error {
-    Error::Tls { server: "Postgres", problem: error.to_string() }
+    Error::Tls {
+        server: "Postgres",
+        problem: error.to_string(),
+    }
 }
 
 /// Checks the chain but not the name (`verify-ca`), or neither (`require`, `prefer`).
@@ -130,7 +141,9 @@ impl ServerCertVerifier for Unchecked {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> std::result::Result<ServerCertVerified, rustls::Error> {
-        let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
+        let Some(chain) = &self.chain else {
+            return Ok(ServerCertVerified::assertion());
+        };
         match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
             // The name is checked last, once the chain holds.
             Err(rustls::Error::InvalidCertificate(
@@ -146,7 +159,12 @@ impl ServerCertVerifier for Unchecked {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+        verify_tls12_signature(
+            message,
+            cert,
+            dss,
+            &self.provider.signature_verification_algorithms,
+        )
     }
 
     fn verify_tls13_signature(
@@ -155,10 +173,17 @@ impl ServerCertVerifier for Unchecked {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+        verify_tls13_signature(
+            message,
+            cert,
+            dss,
+            &self.provider.signature_verification_algorithms,
+        )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }

@@ -36,7 +36,8 @@ pub(super) fn put(script: &mut Cmd, row: &MessageRow, scratch: &mut String) {
         script.arg("event_type").arg(event_type);
     }
     scratch.clear();
-    write!(scratch, "{}", created_at(row.created_at_us())).expect("writing to a String cannot fail");
+    write!(scratch, "{}", created_at(row.created_at_us()))
+        .expect("writing to a String cannot fail");
     script.arg("created_at").arg(scratch.as_str());
     if let Some(content_type) = content_type {
         script.arg("content_type").arg(content_type);
@@ -62,8 +63,17 @@ mod tests {
     #[test]
     fn times_are_rfc_3339_with_microseconds() {
         assert_eq!(created_at(0), "1970-01-01T00:00:00.000000Z");
-        assert_eq!(created_at(1_764_408_896_000_001), "2025-11-29T09:34:56.000001Z");
-        assert_eq!(created_at(-62_135_596_800_000_000), "0001-01-01T00:00:00.000000Z");
-        assert_eq!(created_at(253_402_300_799_999_999), "9999-12-31T23:59:59.999999Z");
+        assert_eq!(
+            created_at(1_764_408_896_000_001),
+            "2025-11-29T09:34:56.000001Z"
+        );
+        assert_eq!(
+            created_at(-62_135_596_800_000_000),
+            "0001-01-01T00:00:00.000000Z"
+        );
+        assert_eq!(
+            created_at(253_402_300_799_999_999),
+            "9999-12-31T23:59:59.999999Z"
+        );
     }
 }

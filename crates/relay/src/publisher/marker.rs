@@ -42,12 +42,25 @@ pub(super) fn blocked_value(blocked: &Blocked) -> String {
 
 fn read_blocked(value: &str) -> Option<Blocked> {
     let value: BlockedValue = serde_json::from_str(value).ok()?;
-    let cursor = Cursor { high: value.high, high_key: String::new(), gaps: value.gaps.into_iter().collect() };
-    Some(Blocked { topic: value.topic, cursor, reason: value.reason })
+    let cursor = Cursor {
+        high: value.high,
+        high_key: String::new(),
+        gaps: value.gaps.into_iter().collect(),
+    };
+    Some(Blocked {
+        topic: value.topic,
+        cursor,
+        reason: value.reason,
+    })
 }
 
 /// All fields and values of a marker.
-pub(super) fn fields(outbox_id: Uuid, place: &Place, suspect: Option<Suspect>, retention_ms: u128) -> Vec<String> {
+pub(super) fn fields(
+    outbox_id: Uuid,
+    place: &Place,
+    suspect: Option<Suspect>,
+    retention_ms: u128,
+) -> Vec<String> {
     let mut fields: Vec<String> = [
         ("version", VERSION.to_owned()),
         ("outbox_id", outbox_id.to_string()),
@@ -75,21 +88,38 @@ pub(super) fn fields(outbox_id: Uuid, place: &Place, suspect: Option<Suspect>, r
 }
 
 /// Reads what stands at the marker's key; `gaps` are its gaps.
-pub(super) fn read(marker: &HashMap<String, String>, gaps: &HashMap<String, String>) -> MarkerFound {
+pub(super) fn read(
+    marker: &HashMap<String, String>,
+    gaps: &HashMap<String, String>,
+) -> MarkerFound {
     if marker.is_empty() {
         return MarkerFound::Missing;
     }
     match marker.get("version").map(String::as_str) {
         Some(VERSION) => {}
-        Some(other) => return MarkerFound::Foreign(format!("a marker of version {other}; this relay reads {VERSION}")),
+        Some(other) => {
+            return MarkerFound::Foreign(format!(
+                "a marker of version {other}; this relay reads {VERSION}"
+            ));
+        }
         None => return MarkerFound::Foreign("a hash without a version".to_owned()),
     }
-    parse(marker, gaps).unwrap_or_else(|field| MarkerFound::Foreign(format!("a marker whose {field} is not readable")))
+    parse(marker, gaps).unwrap_or_else(|field| {
+        MarkerFound::Foreign(format!("a marker whose {field} is not readable"))
+    })
 }
 
-fn parse(marker: &HashMap<String, String>, gaps: &HashMap<String, String>) -> Result<MarkerFound, &'static str> {
-    fn field<T: std::str::FromStr>(from: &HashMap<String, String>, name: &'static str) -> Result<T, &'static str> {
-        from.get(name).and_then(|value| value.parse().ok()).ok_or(name)
+fn parse(
+    marker: &HashMap<String, String>,
+    gaps: &HashMap<String, String>,
+) -> Result<MarkerFound, &'static str> {
+    fn field<T: std::str::FromStr>(
+        from: &HashMap<String, String>,
+        name: &'static str,
+    ) -> Result<T, &'static str> {
+        from.get(name)
+            .and_then(|value| value.parse().ok())
+            .ok_or(name)
     }
     let gaps = gaps
         .iter()
@@ -106,7 +136,10 @@ fn parse(marker: &HashMap<String, String>, gaps: &HashMap<String, String>) -> Re
     let mut blocked = BTreeMap::new();
     for (name, value) in marker {
         if let Some(stream) = name.strip_prefix("blocked:") {
-            blocked.insert(stream.to_owned(), read_blocked(value).ok_or("blocked stream")?);
+            blocked.insert(
+                stream.to_owned(),
+                read_blocked(value).ok_or("blocked stream")?,
+            );
         }
     }
     Ok(MarkerFound::Marker {
@@ -137,16 +170,28 @@ mod tests {
 
     fn place() -> Place {
         Place {
-            history: History { system_id: u64::MAX, timeline: 3, branch: Uuid::from_u128(9) },
+            history: History {
+                system_id: u64::MAX,
+                timeline: 3,
+                branch: Uuid::from_u128(9),
+            },
             epoch: 4,
             page: 5,
-            cursor: Cursor { high: 60, high_key: "Schlüssel \"60\"".into(), gaps: [(7, 8)].into_iter().collect() },
+            cursor: Cursor {
+                high: 60,
+                high_key: "Schlüssel \"60\"".into(),
+                gaps: [(7, 8)].into_iter().collect(),
+            },
             redis_ms: 1_700_000_000_000,
             blocked: BTreeMap::from([(
                 "outbox:audit".to_owned(),
                 Blocked {
                     topic: "audit".into(),
-                    cursor: Cursor { high: 50, high_key: String::new(), gaps: [(7, 8)].into_iter().collect() },
+                    cursor: Cursor {
+                        high: 50,
+                        high_key: String::new(),
+                        gaps: [(7, 8)].into_iter().collect(),
+                    },
                     reason: "NOPERM".into(),
                 },
             )]),
@@ -154,16 +199,32 @@ mod tests {
     }
 
     fn hash(fields: &[String]) -> HashMap<String, String> {
-        fields.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect()
+        fields
+            .chunks(2)
+            .map(|pair| (pair[0].clone(), pair[1].clone()))
+            .collect()
     }
 
     #[test]
     fn what_is_written_is_read_again() {
         let gaps = HashMap::from([("7".to_owned(), "8".to_owned())]);
         let outbox_id = Uuid::from_u128(1);
-        for suspect in [None, Some(Suspect { until: i64::MAX, since_ms: 5 })] {
+        for suspect in [
+            None,
+            Some(Suspect {
+                until: i64::MAX,
+                since_ms: 5,
+            }),
+        ] {
             let found = read(&hash(&fields(outbox_id, &place(), suspect, 1_000)), &gaps);
-            assert_eq!(found, MarkerFound::Marker { outbox_id, place: place(), suspect });
+            assert_eq!(
+                found,
+                MarkerFound::Marker {
+                    outbox_id,
+                    place: place(),
+                    suspect
+                }
+            );
         }
     }
 
@@ -172,10 +233,17 @@ mod tests {
         assert_eq!(read(&HashMap::new(), &HashMap::new()), MarkerFound::Missing);
         let mut marker = hash(&fields(Uuid::nil(), &place(), None, 1_000));
         marker.insert("high".into(), "many".into());
-        assert!(matches!(read(&marker, &HashMap::new()), MarkerFound::Foreign(what) if what.contains("high")));
+        assert!(
+            matches!(read(&marker, &HashMap::new()), MarkerFound::Foreign(what) if what.contains("high"))
+        );
         marker.insert("version".into(), "2".into());
-        assert!(matches!(read(&marker, &HashMap::new()), MarkerFound::Foreign(what) if what.contains("version 2")));
+        assert!(
+            matches!(read(&marker, &HashMap::new()), MarkerFound::Foreign(what) if what.contains("version 2"))
+        );
         marker.remove("version");
-        assert!(matches!(read(&marker, &HashMap::new()), MarkerFound::Foreign(_)));
+        assert!(matches!(
+            read(&marker, &HashMap::new()),
+            MarkerFound::Foreign(_)
+        ));
     }
 }

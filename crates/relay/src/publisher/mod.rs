@@ -80,7 +80,10 @@ pub(crate) struct Publisher {
 
 /// The keys that the relay uses besides the streams; no topic contains a colon.
 fn keys(prefix: &str) -> (String, String) {
-    (format!("{prefix}relay:marker"), format!("{prefix}relay:gaps"))
+    (
+        format!("{prefix}relay:marker"),
+        format!("{prefix}relay:gaps"),
+    )
 }
 
 impl Publisher {
@@ -89,11 +92,20 @@ impl Publisher {
     /// # Errors
     ///
     /// Those of the connection, or [`Error::Setup`] when this Redis may lose entries or cannot run the scripts.
-    pub(crate) async fn connect(target: &RedisTarget, prefix: &str, limit: Duration) -> Result<Self> {
+    pub(crate) async fn connect(
+        target: &RedisTarget,
+        prefix: &str,
+        limit: Duration,
+    ) -> Result<Self> {
         let connection = target.connect(limit).await?;
         let (marker_key, gaps_key) = keys(prefix);
-        let mut publisher =
-            Publisher { connection, marker_key, gaps_key, page: Script::new(PAGE_LUA), take: Script::new(TAKE_LUA) };
+        let mut publisher = Publisher {
+            connection,
+            marker_key,
+            gaps_key,
+            page: Script::new(PAGE_LUA),
+            take: Script::new(TAKE_LUA),
+        };
         publisher.check_server().await?;
         publisher.load_scripts().await?;
         Ok(publisher)
@@ -103,13 +115,33 @@ impl Publisher {
         let info: String = redis::cmd("INFO")
             .query_async(&mut self.connection)
             .await
-            .map_err(|source| Error::Redis { doing: "read INFO", source })?;
-        let info: HashMap<&str, &str> = info.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
+            .map_err(|source| Error::Redis {
+                doing: "read INFO",
+                source,
+            })?;
+        let info: HashMap<&str, &str> = info
+            .lines()
+            .filter_map(|line| line.trim_end().split_once(':'))
+            .collect();
         let value = |name: &str| info.get(name).copied().unwrap_or_default();
-        let setup = |problem: String, remedy: &str| Err(Error::Setup { problem, remedy: remedy.to_owned() });
+        let setup = |problem: String, remedy: &str| {
+            Err(Error::Setup {
+                problem,
+                remedy: remedy.to_owned(),
+            })
+        };
         let version = value("redis_version");
-        if version.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0) < REDIS_VERSION_MIN {
-            return setup(format!("Redis {version} is too old"), "use Redis 7.0 or later, or Valkey");
+        if version
+            .split('.')
+            .next()
+            .and_then(|major| major.parse().ok())
+            .unwrap_or(0)
+            < REDIS_VERSION_MIN
+        {
+            return setup(
+                format!("Redis {version} is too old"),
+                "use Redis 7.0 or later, or Valkey",
+            );
         }
         if value("cluster_enabled") == "1" {
             return setup(
@@ -120,7 +152,9 @@ impl Publisher {
         let policy = value("maxmemory_policy");
         if !policy.is_empty() && policy != "noeviction" {
             return setup(
-                format!("Redis has maxmemory-policy {policy}, under which it drops whole streams without an error"),
+                format!(
+                    "Redis has maxmemory-policy {policy}, under which it drops whole streams without an error"
+                ),
                 "set maxmemory-policy noeviction",
             );
         }
@@ -132,7 +166,10 @@ impl Publisher {
             script
                 .load_async(&mut self.connection)
                 .await
-                .map_err(|source| Error::Redis { doing: "load the scripts", source })?;
+                .map_err(|source| Error::Redis {
+                    doing: "load the scripts",
+                    source,
+                })?;
         }
         Ok(())
     }
@@ -142,17 +179,21 @@ impl Publisher {
         redis::cmd("PING")
             .query_async(&mut self.connection)
             .await
-            .map_err(|source| Error::Redis { doing: "ping", source })
+            .map_err(|source| Error::Redis {
+                doing: "ping",
+                source,
+            })
     }
 
     /// What stands at the marker's key.
     pub(crate) async fn marker(&mut self) -> Result<MarkerFound> {
-        let read: redis::RedisResult<(HashMap<String, String>, HashMap<String, String>)> = redis::pipe()
-            .atomic()
-            .hgetall(&self.marker_key)
-            .hgetall(&self.gaps_key)
-            .query_async(&mut self.connection)
-            .await;
+        let read: redis::RedisResult<(HashMap<String, String>, HashMap<String, String>)> =
+            redis::pipe()
+                .atomic()
+                .hgetall(&self.marker_key)
+                .hgetall(&self.gaps_key)
+                .query_async(&mut self.connection)
+                .await;
         match read {
             Ok((marker, gaps)) => Ok(marker::read(&marker, &gaps)),
             Err(error) if redis_fault(&error) == RedisFault::Reply(ReplyCode::WrongType) => {
@@ -164,13 +205,22 @@ impl Publisher {
                     .arg(&self.marker_key)
                     .query_async(&mut self.connection)
                     .await
-                    .map_err(|source| Error::Redis { doing: "read the marker", source })?;
+                    .map_err(|source| Error::Redis {
+                        doing: "read the marker",
+                        source,
+                    })?;
                 match kind.as_str() {
-                    "none" | "hash" => Err(Error::Redis { doing: "read the marker", source: error }),
+                    "none" | "hash" => Err(Error::Redis {
+                        doing: "read the marker",
+                        source: error,
+                    }),
                     other => Ok(MarkerFound::Foreign(format!("a {other}"))),
                 }
             }
-            Err(source) => Err(Error::Redis { doing: "read the marker", source }),
+            Err(source) => Err(Error::Redis {
+                doing: "read the marker",
+                source,
+            }),
         }
     }
 
@@ -181,7 +231,10 @@ impl Publisher {
             .arg(&["epoch", "page"])
             .query_async(&mut self.connection)
             .await
-            .map_err(|source| Error::Redis { doing: "look at the marker", source })?;
+            .map_err(|source| Error::Redis {
+                doing: "look at the marker",
+                source,
+            })?;
         Ok((epoch.unwrap_or_default(), page.unwrap_or_default()))
     }
 
@@ -213,8 +266,13 @@ impl Publisher {
         }
         match self.call("take the leadership", &script).await?.as_slice() {
             [done] if done == "taken" => Ok(()),
-            [_, epoch, page] => Err(Error::Moved { epoch: epoch.clone(), page: page.clone() }),
-            other => Err(Error::Invariant(format!("the take script replied {other:?}"))),
+            [_, epoch, page] => Err(Error::Moved {
+                epoch: epoch.clone(),
+                page: page.clone(),
+            }),
+            other => Err(Error::Invariant(format!(
+                "the take script replied {other:?}"
+            ))),
         }
     }
 
@@ -237,28 +295,46 @@ impl Publisher {
             }
             other => other?,
         };
-        match reply.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        match reply
+            .iter()
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .as_slice()
+        {
             ["published", redis_ms] => {
-                let redis_ms = redis_ms.parse().map_err(|_| Error::Invariant(format!("Redis' clock is {redis_ms}")))?;
+                let redis_ms = redis_ms
+                    .parse()
+                    .map_err(|_| Error::Invariant(format!("Redis' clock is {redis_ms}")))?;
                 Ok(Published::Done { redis_ms })
             }
-            ["moved", epoch, page] => Err(Error::Moved { epoch: (*epoch).to_owned(), page: (*page).to_owned() }),
+            ["moved", epoch, page] => Err(Error::Moved {
+                epoch: (*epoch).to_owned(),
+                page: (*page).to_owned(),
+            }),
             ["refused", key, reason] => self.refused(write, key, reason),
-            other => Err(Error::Invariant(format!("the page script replied {other:?}"))),
+            other => Err(Error::Invariant(format!(
+                "the page script replied {other:?}"
+            ))),
         }
     }
 
     fn refused(&self, write: &PageWrite<'_>, key: &str, reason: &str) -> Result<Published> {
-        let stream = key.parse::<usize>().ok().and_then(|key| write.streams.get(key.checked_sub(3)?));
+        let stream = key
+            .parse::<usize>()
+            .ok()
+            .and_then(|key| write.streams.get(key.checked_sub(3)?));
         let Some(stream) = stream else {
-            return Err(Error::Invariant(format!("the page script refused key {key}")));
+            return Err(Error::Invariant(format!(
+                "the page script refused key {key}"
+            )));
         };
         let reason = reason.trim_start_matches('-');
         let code = reason.split_ascii_whitespace().next().unwrap_or_default();
         match of_stream(ReplyCode::parse(code)) {
-            Meaning::StreamRefuses => {
-                Ok(Published::StreamRefuses { stream: stream.clone(), reason: reason.chars().take(300).collect() })
-            }
+            Meaning::StreamRefuses => Ok(Published::StreamRefuses {
+                stream: stream.clone(),
+                reason: reason.chars().take(300).collect(),
+            }),
             Meaning::Outage | Meaning::Setup | Meaning::LoadScript => Err(Error::Redis {
                 doing: "publish a page",
                 source: (ErrorKind::Extension, "a stream refused", reason.to_owned()).into(),
@@ -270,7 +346,10 @@ impl Publisher {
         let mut keys = vec![&self.marker_key, &self.gaps_key];
         keys.extend(write.streams);
         let mut script = script_call(&self.page, &keys);
-        script.arg(write.epoch).arg(write.page).arg(write.entries.len());
+        script
+            .arg(write.epoch)
+            .arg(write.page)
+            .arg(write.entries.len());
         let mut scratch = String::new();
         for (stream, row) in write.entries {
             script.arg(stream + 3);
@@ -278,12 +357,20 @@ impl Publisher {
         }
         let mut fields = vec!["page".to_owned(), (write.page + 1).to_string()];
         if let Some((high, high_key)) = &write.step.high {
-            fields.extend(["high".to_owned(), high.to_string(), "high_key".to_owned(), high_key.clone()]);
+            fields.extend([
+                "high".to_owned(),
+                high.to_string(),
+                "high_key".to_owned(),
+                high_key.clone(),
+            ]);
         }
         let mut dropped = Vec::new();
         for (stream, blocked) in write.blocked {
             match blocked {
-                Some(blocked) => fields.extend([marker::blocked_field(stream), marker::blocked_value(blocked)]),
+                Some(blocked) => fields.extend([
+                    marker::blocked_field(stream),
+                    marker::blocked_value(blocked),
+                ]),
                 None => dropped.push(marker::blocked_field(stream)),
             }
         }
@@ -301,10 +388,13 @@ impl Publisher {
     }
 
     async fn call(&mut self, doing: &'static str, script: &Cmd) -> Result<Vec<String>> {
-        let value: Value =
-            script.query_async(&mut self.connection).await.map_err(|source| Error::Redis { doing, source })?;
-        redis::from_redis_value(value)
-            .map_err(|e| Error::Invariant(format!("reply of a script that is no list of strings: {e}")))
+        let value: Value = script
+            .query_async(&mut self.connection)
+            .await
+            .map_err(|source| Error::Redis { doing, source })?;
+        redis::from_redis_value(value).map_err(|e| {
+            Error::Invariant(format!("reply of a script that is no list of strings: {e}"))
+        })
     }
 
     /// Which of the wanted ids stand in a stream, with their message keys, among the entries that were
@@ -343,9 +433,16 @@ impl Publisher {
                 {
                     return Ok((found, true));
                 }
-                Err(source) => return Err(Error::Redis { doing: "read a stream's tail", source }),
+                Err(source) => {
+                    return Err(Error::Redis {
+                        doing: "read a stream's tail",
+                        source,
+                    });
+                }
             };
-            let Some(last) = entries.last() else { return Ok((found, true)) };
+            let Some(last) = entries.last() else {
+                return Ok((found, true));
+            };
             from = format!("({}", last.id);
             seen += entries.len();
             for entry in &entries {
@@ -361,13 +458,17 @@ impl Publisher {
 
 /// Whether a failed publish may be the page's own fault: the socket closed, or an error without a meaning.
 pub(crate) fn may_be_the_page(error: &Error) -> bool {
-    let Error::Redis { source, .. } = error else { return false };
+    let Error::Redis { source, .. } = error else {
+        return false;
+    };
     if source.is_timeout() || source.is_connection_refusal() {
         return false;
     }
     let fault = redis_fault(source);
-    matches!(fault, RedisFault::Connection | RedisFault::Reply(ReplyCode::Err))
-        && of_redis(fault) == Meaning::Outage
+    matches!(
+        fault,
+        RedisFault::Connection | RedisFault::Reply(ReplyCode::Err)
+    ) && of_redis(fault) == Meaning::Outage
 }
 
 fn script_call(script: &Script, keys: &[&String]) -> Cmd {

@@ -31,23 +31,44 @@ impl RedisTarget {
     ///
     /// [`Error::Config`] when the URL is not understood or contradicts the TLS settings. The URL itself is
     /// never repeated.
-    pub fn parse(url: &SecretString, mode: Option<TlsMode>, ca_file: Option<&Path>) -> Result<Self> {
-        let bad = |field, problem: &str| Error::Config { field, problem: problem.to_owned() };
+    pub fn parse(
+        url: &SecretString,
+        mode: Option<TlsMode>,
+        ca_file: Option<&Path>,
+    ) -> Result<Self> {
+        let bad = |field, problem: &str| Error::Config {
+            field,
+            problem: problem.to_owned(),
+        };
         let text = url.expose_secret();
         let info = text.into_connection_info().map_err(|e| {
-            let problem = e.detail().map_or_else(|| "is no valid URL".to_owned(), str::to_owned);
-            bad("--redis-url", &format!("{problem}; e.g. redis://:password@localhost:6379/0"))
+            let problem = e
+                .detail()
+                .map_or_else(|| "is no valid URL".to_owned(), str::to_owned);
+            bad(
+                "--redis-url",
+                &format!("{problem}; e.g. redis://:password@localhost:6379/0"),
+            )
         })?;
         let with_tls = text.starts_with("rediss://");
         if !with_tls && (mode.is_some() || ca_file.is_some()) {
-            return Err(bad("--redis-tls-mode", "and --redis-ca-file need a rediss:// URL in --redis-url"));
+            return Err(bad(
+                "--redis-tls-mode",
+                "and --redis-ca-file need a rediss:// URL in --redis-url",
+            ));
         }
         if text.contains('#') {
-            return Err(bad("--redis-url", "must have no #fragment; --redis-tls-mode says how TLS is checked"));
+            return Err(bad(
+                "--redis-url",
+                "must have no #fragment; --redis-tls-mode says how TLS is checked",
+            ));
         }
         let mode = mode.unwrap_or(TlsMode::VerifyFull);
         if matches!(mode, TlsMode::Disable | TlsMode::Prefer) {
-            return Err(bad("--redis-tls-mode", "must be require, verify-ca or verify-full; redis:// is without TLS"));
+            return Err(bad(
+                "--redis-tls-mode",
+                "must be require, verify-ca or verify-full; redis:// is without TLS",
+            ));
         }
         Ok(RedisTarget {
             url: url.clone(),
@@ -74,13 +95,21 @@ impl RedisTarget {
         client
             .get_multiplexed_async_connection_with_config(&config)
             .await
-            .map_err(|source| Error::Redis { doing: "connect", source })
+            .map_err(|source| Error::Redis {
+                doing: "connect",
+                source,
+            })
     }
 
     fn client(&self) -> Result<Client> {
-        let failed = |source| Error::Redis { doing: "set up the connection", source };
+        let failed = |source| Error::Redis {
+            doing: "set up the connection",
+            source,
+        };
         let url = self.url.expose_secret();
-        let Some((mode, ca_file)) = &self.tls else { return Client::open(url.to_owned()).map_err(failed) };
+        let Some((mode, ca_file)) = &self.tls else {
+            return Client::open(url.to_owned()).map_err(failed);
+        };
         let root_cert = match ca_file {
             None => None,
             Some(file) => Some(std::fs::read(file).map_err(|e| Error::Config {
@@ -92,12 +121,20 @@ impl RedisTarget {
         let _ = rustls::crypto::ring::default_provider().install_default();
         // As in libpq, naming a CA turns `require` into `verify-ca`.
         let unchecked = *mode == TlsMode::Require && root_cert.is_none();
-        let url = if unchecked { format!("{url}#insecure") } else { url.to_owned() };
+        let url = if unchecked {
+            format!("{url}#insecure")
+        } else {
+            url.to_owned()
+        };
         let client = match root_cert {
             None => Client::open(url),
-            Some(root_cert) => {
-                Client::build_with_tls(url, TlsCertificates { client_tls: None, root_cert: Some(root_cert) })
-            }
+            Some(root_cert) => Client::build_with_tls(
+                url,
+                TlsCertificates {
+                    client_tls: None,
+                    root_cert: Some(root_cert),
+                },
+            ),
         }
         .map_err(failed)?;
         if unchecked || *mode == TlsMode::VerifyFull {
