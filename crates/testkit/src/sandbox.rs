@@ -1,7 +1,7 @@
 //! The directory of this test process, and the watchdog that empties it however the process ends.
 
 use std::{
-    fs,
+    env, fs,
     os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
@@ -11,10 +11,21 @@ use std::{
     },
 };
 
+use nix::sys::statvfs::statvfs;
+
 use crate::Error;
 
 /// `sh -c` of this script waits until the pipe from this process closes, then kills and removes.
 const WATCHDOG: &str = include_str!("watchdog.sh");
+
+/// Names the directory to keep everything in; goes before everything else.
+const BASE_VARIABLE: &str = "OUTBOX_TESTKIT_DIR";
+
+/// A file system in memory on every Linux. Containers usually give it 64 MB, which is not enough.
+const MEMORY_DIR: &str = "/dev/shm";
+
+/// A server takes 40 to 200 MB, and a few dozen may run at once.
+const MEMORY_BYTES_MIN: u64 = 4 << 30;
 
 struct Sandbox {
     dir: PathBuf,
@@ -33,6 +44,35 @@ pub(crate) fn new_dir(name: &str) -> Result<PathBuf, Error> {
     Ok(dir)
 }
 
+/// Where everything is kept: the directory that `OUTBOX_TESTKIT_DIR` names, else memory where there is plenty, else
+/// the temporary directory.
+///
+/// A cluster has a thousand files, and making, syncing and removing them is most of what a test waits for. In
+/// memory a server loses no more than on disk when it is killed: only an end of the whole system would, and no
+/// test can do that.
+#[allow(
+    clippy::useless_conversion,
+    reason = "the counts are narrower on other systems"
+)]
+pub(crate) fn base_dir() -> &'static Path {
+    static BASE: OnceLock<PathBuf> = OnceLock::new();
+    BASE.get_or_init(|| {
+        let chosen = env::var_os(BASE_VARIABLE).map(PathBuf::from);
+        chosen.unwrap_or_else(|| {
+            let memory = Path::new(MEMORY_DIR);
+            let roomy = statvfs(memory).is_ok_and(|stat| {
+                u64::from(stat.blocks_available()) * u64::from(stat.fragment_size())
+                    >= MEMORY_BYTES_MIN
+            });
+            if roomy {
+                memory.to_path_buf()
+            } else {
+                env::temp_dir()
+            }
+        })
+    })
+}
+
 fn sandbox() -> Result<&'static Path, Error> {
     static SANDBOX: OnceLock<Result<Sandbox, String>> = OnceLock::new();
     match SANDBOX.get_or_init(|| open().map_err(|e| e.to_string())) {
@@ -44,7 +84,7 @@ fn sandbox() -> Result<&'static Path, Error> {
 fn open() -> Result<Sandbox, Error> {
     let dir = tempfile::Builder::new()
         .prefix("outbox-testkit-")
-        .tempdir()
+        .tempdir_in(base_dir())
         .map_err(|e| Error::io("create a directory for the servers", e))?
         .keep();
     // Postgres runs as another user when we are root, and must be able to walk through.

@@ -95,6 +95,8 @@ impl PostgresBuilder {
                 settings.push((name.to_owned(), to.display().to_string()));
             }
         }
+        // Kept in the data directory, so that a killed server leaves none behind.
+        settings.push(("dynamic_shared_memory_type".to_owned(), "mmap".to_owned()));
         settings.push(("include_if_exists".to_owned(), STARTING.to_owned()));
         postgres.append_settings(&settings)?;
         if let Some(lines) = &self.hba {

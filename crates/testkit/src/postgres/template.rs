@@ -90,7 +90,7 @@ async fn template(
 /// A directory of our own below the temporary one, so that nobody else puts a cluster there.
 fn cache_root() -> Result<PathBuf, Error> {
     let ourselves = nix::unistd::geteuid();
-    let root = std::env::temp_dir().join(format!("outbox-testkit-templates-{ourselves}"));
+    let root = sandbox::base_dir().join(format!("outbox-testkit-templates-{ourselves}"));
     fs::create_dir_all(&root).map_err(|e| Error::io(format!("create {}", root.display()), e))?;
     let owner = root
         .symlink_metadata()
