@@ -12,7 +12,8 @@
 //!    killed, and why none is left when a test panics or is killed.
 //! 6. `binaries.rs`, `identity.rs`, `ports.rs`: where the servers are installed, as whom and on which port
 //!    they run.
-//! 7. `error.rs`: what went wrong, with the end of the server's log.
+//! 7. `certificates.rs`: for servers that speak TLS.
+//! 8. `error.rs`: what went wrong, with the end of the server's log.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), outbox_testkit::Error> {
@@ -30,6 +31,7 @@
 //! ```
 
 mod binaries;
+mod certificates;
 mod error;
 mod identity;
 mod ports;
@@ -44,6 +46,7 @@ mod supervised;
 mod wait;
 
 pub use crate::{
+    certificates::{Authority, Certificate},
     error::Error,
     postgres::{Postgres, PostgresBuilder, Shutdown, StandbyBuilder},
     process::{Output, Process, ProcessBuilder, relay, relay_binary},

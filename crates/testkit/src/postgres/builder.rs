@@ -1,9 +1,9 @@
 //! How a Postgres server is set up before its first start.
 
-use std::path::PathBuf;
-
 use super::{Postgres, STARTING, template};
-use crate::{Error, binaries, identity::Identity, ports::Port, supervised::Supervised};
+use crate::{
+    Certificate, Error, binaries, identity::Identity, ports::Port, supervised::Supervised,
+};
 
 /// Starts are tried on another port when somebody outside the kit took this one.
 pub(super) const PORT_TRIES_MAX: u32 = 5;
@@ -16,7 +16,7 @@ pub struct PostgresBuilder {
     locale: String,
     pub(super) settings: Vec<(String, String)>,
     hba: Option<String>,
-    tls: Option<(PathBuf, PathBuf)>,
+    tls: Option<Certificate>,
 }
 
 impl PostgresBuilder {
@@ -55,10 +55,10 @@ impl PostgresBuilder {
         self
     }
 
-    /// Turns TLS on, with a certificate and its key as PEM files. Connections without TLS are still
-    /// accepted unless [`hba`](Self::hba) says otherwise.
-    pub fn tls(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
-        self.tls = Some((certificate.into(), key.into()));
+    /// Turns TLS on, on the same port. Connections without it are still accepted unless
+    /// [`hba`](Self::hba) says otherwise.
+    pub fn tls(mut self, certificate: Certificate) -> Self {
+        self.tls = Some(certificate);
         self
     }
 
@@ -84,7 +84,7 @@ impl PostgresBuilder {
 
     fn configure(&self, postgres: &Postgres) -> Result<(), Error> {
         let mut settings = self.settings.clone();
-        if let Some((certificate, key)) = &self.tls {
+        if let Some(Certificate { certificate, key }) = &self.tls {
             settings.push(("ssl".to_owned(), "on".to_owned()));
             for (name, from) in [("ssl_cert_file", certificate), ("ssl_key_file", key)] {
                 let content = std::fs::read(from)

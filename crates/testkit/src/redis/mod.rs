@@ -17,7 +17,8 @@ pub use self::snapshot::Keys;
 use ::redis::{Client, aio::MultiplexedConnection};
 
 use crate::{
-    Error, binaries, identity::Identity, ports::Port, supervised::Supervised, wait::POLL_INTERVAL,
+    Certificate, Error, binaries, identity::Identity, ports::Port, supervised::Supervised,
+    wait::POLL_INTERVAL,
 };
 
 /// Loading a large file with `--key-load-delay` takes seconds; past this it hangs.
@@ -58,6 +59,7 @@ pub struct RedisBuilder {
     persistence: Persistence,
     args: Vec<String>,
     password: Option<String>,
+    tls: Option<Certificate>,
 }
 
 impl RedisBuilder {
@@ -80,6 +82,12 @@ impl RedisBuilder {
         self
     }
 
+    /// Opens a second port for connections with TLS, [`Redis::tls_port`]. The kit's own connections use the first.
+    pub fn tls(mut self, certificate: Certificate) -> Self {
+        self.tls = Some(certificate);
+        self
+    }
+
     /// Starts the server; returns when it takes connections.
     ///
     /// # Errors
@@ -90,6 +98,7 @@ impl RedisBuilder {
             server: Supervised::new("redis", Identity::Ourselves)?,
             program: binaries::redis_server()?,
             port: Mutex::new(Port::reserve()?),
+            tls_port: self.tls.is_some().then(Port::reserve).transpose()?,
             options: self,
             upstream: Mutex::new(None),
         };
@@ -124,6 +133,7 @@ pub struct Redis {
     server: Supervised,
     program: PathBuf,
     port: Mutex<Port>,
+    tls_port: Option<Port>,
     options: RedisBuilder,
     /// The port of the master, where this is a replica; kept over restarts.
     upstream: Mutex<Option<u16>>,
@@ -145,6 +155,7 @@ impl Redis {
             persistence: Persistence::None,
             args: Vec::new(),
             password: None,
+            tls: None,
         }
     }
 
@@ -153,6 +164,12 @@ impl Redis {
     #[must_use]
     pub fn port(&self) -> u16 {
         self.lock_port().number()
+    }
+
+    /// The port for connections with TLS, where [`RedisBuilder::tls`] asked for one.
+    #[must_use]
+    pub fn tls_port(&self) -> Option<u16> {
+        self.tls_port.as_ref().map(Port::number)
     }
 
     /// `redis://…` of database 0.
@@ -265,6 +282,13 @@ impl Redis {
         if let Some(master) = *self.lock_upstream() {
             let master = master.to_string();
             args.extend(["--replicaof", "127.0.0.1", &master].map(Into::into));
+        }
+        if let (Some(port), Some(tls)) = (&self.tls_port, &self.options.tls) {
+            args.extend(["--tls-port".into(), port.number().to_string().into()]);
+            args.extend(["--tls-cert-file".into(), tls.certificate.clone().into()]);
+            args.extend(["--tls-key-file".into(), tls.key.clone().into()]);
+            args.extend(["--tls-ca-cert-file".into(), tls.certificate.clone().into()]);
+            args.extend(["--tls-auth-clients", "no"].map(Into::into));
         }
         args.extend(self.options.args.iter().map(Into::into));
         args

@@ -9,6 +9,7 @@ mod process;
 mod proxy;
 mod redis;
 mod standby;
+mod tls;
 mod waiting;
 
 use std::time::Duration;
