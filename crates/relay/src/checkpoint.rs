@@ -112,6 +112,9 @@ async fn write_whole_inside(session: &Session, place: &Place) -> Result<()> {
     if changed != 1 {
         return Err(overtaken(place));
     }
+    session
+        .execute(doing, sql::DROP_MILESTONES, &[&place.cursor.high])
+        .await?;
     let (lo, hi): (Vec<i64>, Vec<i64>) = place.cursor.gaps.iter().unzip();
     session.execute(doing, sql::DROP_GAPS, &[]).await?;
     session.execute(doing, sql::PUT_GAPS, &[&lo, &hi]).await?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-use futures_util::future::{OptionFuture, join3};
+use futures_util::future::{OptionFuture, join, join3};
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Row, Statement};
 
@@ -53,6 +53,23 @@ impl Page {
     }
 }
 
+async fn list_writers(
+    session: &Session,
+    statement: &Statement,
+    janitor: i32,
+) -> Result<Vec<Writer>> {
+    let rows = session
+        .rows("list the writers", statement, &[&janitor])
+        .await?;
+    Ok(rows
+        .iter()
+        .map(|row| Writer {
+            id: row.get(0),
+            prepared: row.get(1),
+        })
+        .collect())
+}
+
 /// How far the write-ahead log has come.
 #[derive(Clone, Copy, Debug)]
 struct Wal {
@@ -69,6 +86,8 @@ pub(crate) struct Reader {
     page: Statement,
     wal: Statement,
     wal_flushed: Statement,
+    lie_down: Statement,
+    get_up: Statement,
     janitor: JanitorPid,
     rows_max: u32,
     rows_now: u32,
@@ -94,6 +113,8 @@ impl Reader {
             wal_flushed: session
                 .prepare("prepare the flush check", sql::WAL_FLUSHED)
                 .await?,
+            lie_down: session.prepare("prepare sleeping", sql::LIE_DOWN).await?,
+            get_up: session.prepare("prepare sleeping", sql::GET_UP).await?,
             janitor,
             rows_max,
             rows_now: rows_max,
@@ -136,7 +157,7 @@ impl Reader {
     }
 
     /// Those of `writers` that are still open.
-    pub(crate) async fn open_writers_among(
+    pub(crate) async fn still_open(
         &self,
         session: &Session,
         mut writers: Vec<Writer>,
@@ -146,6 +167,42 @@ impl Reader {
             writers.retain(|writer| open.contains(writer));
         }
         Ok(writers)
+    }
+
+    /// Takes the `asleep` lock, then looks who writes, then makes a trip: in one go and in this order. Says
+    /// whether it got the lock, which fails while a producer probes it, and who was open.
+    pub(crate) async fn lie_down(
+        &mut self,
+        session: &Session,
+    ) -> Result<(bool, Vec<Writer>, Page)> {
+        let (lie_down, writers, janitor) = (
+            self.lie_down.clone(),
+            self.writers.clone(),
+            self.janitor.get(),
+        );
+        let lie_down = session.rows("lie down", &lie_down, &[]);
+        let writers = list_writers(session, &writers, janitor);
+        let (locked, writers, page) = join3(lie_down, writers, self.trip(session, false)).await;
+        let locked = locked?.first().is_some_and(|row| row.get(0));
+        Ok((locked, writers?, page?))
+    }
+
+    /// Gives the `asleep` lock back.
+    pub(crate) async fn rise(&self, session: &Session) -> Result<()> {
+        session.rows("get up", &self.get_up, &[]).await?;
+        Ok(())
+    }
+
+    /// Gives the `asleep` lock back and makes a trip, in one go.
+    pub(crate) async fn rise_and_look(&mut self, session: &Session) -> Result<Page> {
+        let get_up = self.get_up.clone();
+        let (up, page) = join(
+            session.rows("get up", &get_up, &[]),
+            self.trip(session, true),
+        )
+        .await;
+        up?;
+        page
     }
 
     /// Process id of the purge's session.

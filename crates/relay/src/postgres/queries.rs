@@ -45,7 +45,7 @@ pub(crate) mod sql {
         WHERE seqrelid = pg_get_serial_sequence('outbox.messages', 'id')::regclass";
 
     pub(crate) const TRY_LEAD: &str = "SELECT pg_try_advisory_lock(1869968482, 1)";
-    pub(crate) const TRY_LIE_DOWN: &str = "SELECT pg_try_advisory_lock(1869968482, 2)";
+    pub(crate) const LIE_DOWN: &str = "SELECT pg_try_advisory_lock(1869968482, 2)";
     pub(crate) const GET_UP: &str = "SELECT pg_advisory_unlock(1869968482, 2)";
     pub(crate) const READY: &str = "SELECT pg_try_advisory_lock_shared(1869968482, 5)";
     pub(crate) const NOT_READY: &str = "SELECT pg_advisory_unlock_shared(1869968482, 5)";
@@ -167,6 +167,8 @@ pub(crate) mod sql {
             (excluded.system_id, excluded.timeline, excluded.branch, excluded.epoch, excluded.page,
              excluded.high, excluded.high_key, excluded.redis_ms, excluded.updated_at)
         WHERE checkpoint.epoch <= excluded.epoch";
+    /// Milestones above a cursor that fell back say when those ids were published the last time.
+    pub(crate) const DROP_MILESTONES: &str = "DELETE FROM outbox.milestones WHERE high > $1";
     pub(crate) const DROP_GAPS: &str = "DELETE FROM outbox.checkpoint_gaps";
     pub(crate) const PUT_GAPS: &str = "
         INSERT INTO outbox.checkpoint_gaps (lo, hi) SELECT * FROM unnest($1::bigint[], $2::bigint[])";

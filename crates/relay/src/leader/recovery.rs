@@ -1,0 +1,129 @@
+//! How the leader gets over a failure of Redis without giving up the lock, and finds the message that Redis
+//! refuses.
+
+use std::time::{Duration, Instant};
+
+use super::Leader;
+use crate::backoff::Waits;
+use crate::error::{Error, Result};
+use crate::postgres::sql;
+use crate::protocol::failure::Meaning;
+use crate::publisher::{Publisher, may_be_the_page};
+use crate::reader::Page;
+use crate::takeover::{TakenOver, take_over};
+
+/// A leader that has not reached Redis for this long makes room for a standby that does.
+const WITHOUT_REDIS_MAX: Duration = Duration::from_secs(10);
+
+/// Times that a message must close the connection, alone in its page, before it is set aside.
+const REFUSALS_MAX: u32 = 3;
+
+/// Redis refuses no message below this: `proto-max-bulk-len` and the query buffer's limit are 1 MiB at least.
+const REFUSABLE_BYTES_MIN: i64 = 900_000;
+
+impl Leader<'_> {
+    /// Looks whether the page itself is what closed the connection. Redis closes it on a message past its
+    /// limits without naming the message; so pages are halved until that one is alone.
+    pub(super) async fn refused(&mut self, error: Error, page: &Page) -> Result<Error> {
+        if !may_be_the_page(&error) {
+            return Ok(error);
+        }
+        if let [row] = page.rows.as_slice() {
+            if row.bytes() < REFUSABLE_BYTES_MIN {
+                return Ok(error);
+            }
+            // Between two tries Redis took the marker of a new epoch: scripts and writes work.
+            let times = if self.refusals.0 == row.id() {
+                self.refusals.1 + 1
+            } else {
+                1
+            };
+            self.refusals = (row.id(), times);
+            if times >= REFUSALS_MAX {
+                self.progress
+                    .set_aside(&self.session, row, &error.one_line())
+                    .await?;
+            }
+        }
+        let rows = u32::try_from(page.rows.len() / 2).unwrap_or(u32::MAX);
+        self.reader.limit_rows(rows);
+        Ok(error)
+    }
+
+    /// Gets over a failure of Redis, or a history that changed: connects anew and takes over anew, with a
+    /// new epoch. A page that was under way is then in the marker, or it can no longer arrive.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of Postgres, and that a standby reaches Redis and this relay does not.
+    pub(super) async fn recover(&mut self, error: Error, page: &mut Page) -> Result<()> {
+        if !error.is_redis() && !matches!(error, Error::HistoryChanged(_)) {
+            return Err(error);
+        }
+        tracing::warn!(
+            error = error.one_line(),
+            "publishing is interrupted; trying again"
+        );
+        *page = Page {
+            more: true,
+            ..Page::default()
+        };
+        let since = Instant::now();
+        let mut waits = Waits::new(self.config);
+        let mut error = error;
+        while !self.stop.is_cancelled() {
+            match self.take_over_again(&error).await {
+                Ok(()) => {
+                    tracing::info!(after = ?since.elapsed(), "publishing again");
+                    return Ok(());
+                }
+                Err(next) if next.is_redis() => error = next,
+                Err(next) => return Err(next),
+            }
+            if since.elapsed() >= WITHOUT_REDIS_MAX && self.ready_standby().await? {
+                return Err(Error::Yielded(since.elapsed()));
+            }
+            let wait = if error.meaning() == Meaning::Setup {
+                waits.slow()
+            } else {
+                waits.next()
+            };
+            self.session.speaking(self.rest(wait)).await?;
+        }
+        *page = Page::default();
+        Ok(())
+    }
+
+    async fn take_over_again(&mut self, error: &Error) -> Result<()> {
+        // An error reply leaves the connection as it is.
+        if !error.is_reply() {
+            let (redis, prefix, limit) = (
+                &self.config.redis,
+                &self.config.stream_prefix,
+                self.config.redis_timeout,
+            );
+            self.publisher = self
+                .session
+                .speaking(Publisher::connect(redis, prefix, limit))
+                .await??;
+        }
+        let taken = take_over(&self.session, &mut self.publisher, self.config);
+        let TakenOver {
+            progress,
+            replay_until,
+        } = self.session.speaking(taken).await??;
+        let set_aside = std::mem::replace(&mut self.progress, progress).into_set_aside();
+        self.progress.keep_set_aside(set_aside);
+        self.replay_until = replay_until;
+        self.reader.restart(&self.progress.place.cursor);
+        Ok(())
+    }
+
+    async fn ready_standby(&self) -> Result<bool> {
+        Ok(self
+            .session
+            .one("look for a standby", sql::READY_STANDBY, &[])
+            .await?
+            .get(0))
+    }
+}
