@@ -1,0 +1,225 @@
+//! The relay is killed (SIGKILL) at each step of a page and of a take-over: whatever the step, nothing is
+//! lost and nothing stands in a stream twice.
+
+use outbox_testkit::{Direction, Hold, Matcher, Process, Proxy};
+
+use crate::support::{DEADLINE, Outbox, leads};
+
+/// A backlog of several pages: the relay reads ahead and writes checkpoints between them.
+const BACKLOG: i64 = 2_400;
+const PAGE_ROWS: &str = "300";
+
+/// The step at which the relay dies.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// Postgres has sent the page, the relay has not got it.
+    PageRead,
+    /// The script is on its way.
+    ScriptSent,
+    /// The script has run, its reply is on its way.
+    ScriptRun,
+    /// The checkpoint is on its way.
+    CheckpointSent,
+    /// The checkpoint is committed.
+    CheckpointWritten,
+}
+
+impl Step {
+    fn of_redis(self) -> bool {
+        matches!(self, Step::ScriptSent | Step::ScriptRun)
+    }
+
+    fn hold(self, proxies: &Proxies, nth: usize) -> Hold {
+        let (matcher, direction) = match self {
+            Step::PageRead => (Matcher::sql("UNION ALL"), Direction::Reply),
+            Step::ScriptSent => (Matcher::redis("EVALSHA"), Direction::Request),
+            Step::ScriptRun => (Matcher::redis("EVALSHA"), Direction::Reply),
+            Step::CheckpointSent => (Matcher::sql("UPDATE outbox.checkpoint"), Direction::Request),
+            Step::CheckpointWritten => (Matcher::sql("UPDATE outbox.checkpoint"), Direction::Reply),
+        };
+        let proxy = if self.of_redis() {
+            &proxies.redis
+        } else {
+            &proxies.postgres
+        };
+        proxy.hold(matcher.nth(nth), direction)
+    }
+}
+
+struct Proxies {
+    postgres: Proxy,
+    redis: Proxy,
+}
+
+impl Proxies {
+    async fn before(outbox: &Outbox) -> Self {
+        Proxies {
+            postgres: Proxy::start(outbox.postgres.port()).await.unwrap(),
+            redis: Proxy::start(outbox.redis.port()).await.unwrap(),
+        }
+    }
+
+    fn relay(&self, outbox: &Outbox) -> Process {
+        outbox
+            .relay_via(self.postgres.port(), self.redis.port())
+            .args(["--page-rows", PAGE_ROWS, "--checkpoint-interval", "10ms"])
+            .spawn()
+            .unwrap()
+    }
+}
+
+/// Kills a relay at a step, once with a single message and once within a backlog, and starts another.
+async fn killed_at(step: Step) {
+    for (count, nth) in [(1, 1), (BACKLOG, 3)] {
+        let outbox = Outbox::start().await;
+        let proxies = Proxies::before(&outbox).await;
+        let first = proxies.relay(&outbox);
+        leads(&first).await;
+        outbox.write("before", "before", 10).await;
+        outbox.all_published(DEADLINE).await;
+        let hold = step.hold(&proxies, nth);
+        for (topic, part) in [("orders", count), ("audit", count / 2)] {
+            outbox.write(topic, topic, part).await;
+        }
+        hold.reached().await.unwrap();
+        first.kill9();
+        hold.drop_it();
+        let second = outbox.relay().spawn().unwrap();
+        outbox.assert_exactly_once_after(&second).await;
+    }
+}
+
+#[tokio::test]
+async fn killed_after_a_page_was_read_loses_and_doubles_nothing() {
+    killed_at(Step::PageRead).await;
+}
+
+#[tokio::test]
+async fn killed_while_the_script_is_on_its_way_loses_and_doubles_nothing() {
+    killed_at(Step::ScriptSent).await;
+}
+
+#[tokio::test]
+async fn killed_before_the_scripts_reply_loses_and_doubles_nothing() {
+    killed_at(Step::ScriptRun).await;
+}
+
+#[tokio::test]
+async fn killed_before_the_checkpoint_loses_and_doubles_nothing() {
+    killed_at(Step::CheckpointSent).await;
+}
+
+#[tokio::test]
+async fn killed_after_the_checkpoint_loses_and_doubles_nothing() {
+    killed_at(Step::CheckpointWritten).await;
+}
+
+#[tokio::test]
+async fn a_page_of_a_dead_relay_that_arrives_late_does_nothing() {
+    let outbox = Outbox::start().await;
+    let proxies = Proxies::before(&outbox).await;
+    let first = proxies.relay(&outbox);
+    leads(&first).await;
+    let hold = Step::ScriptSent.hold(&proxies, 1);
+    outbox.write("orders", "orders", BACKLOG).await;
+    hold.reached().await.unwrap();
+    first.kill9();
+    let second = outbox.relay().spawn().unwrap();
+    outbox.all_published(DEADLINE).await;
+    // The server answers the late page on a connection of its own; another command on it comes after.
+    hold.release();
+    outbox_testkit::eventually(DEADLINE, "the dead relay's connections to end", || async {
+        proxies.redis.connections() == 0
+    })
+    .await
+    .unwrap();
+    outbox.assert_exactly_once_after(&second).await;
+}
+
+#[tokio::test]
+async fn a_page_of_a_dead_relay_that_arrives_before_the_next_one_leads_counts() {
+    let outbox = Outbox::start().await;
+    let proxies = Proxies::before(&outbox).await;
+    let first = proxies.relay(&outbox);
+    leads(&first).await;
+    let hold = Step::ScriptSent.hold(&proxies, 2);
+    outbox.write("orders", "orders", BACKLOG).await;
+    hold.reached().await.unwrap();
+    first.kill9();
+    let before = outbox.count("orders").await;
+    hold.release();
+    outbox.reaches("orders", before + 1, DEADLINE).await;
+    let second = outbox.relay().spawn().unwrap();
+    outbox.assert_exactly_once_after(&second).await;
+}
+
+#[tokio::test]
+async fn a_checkpoint_of_a_dead_relay_that_arrives_late_does_nothing() {
+    let outbox = Outbox::start().await;
+    let proxies = Proxies::before(&outbox).await;
+    let first = proxies.relay(&outbox);
+    leads(&first).await;
+    let hold = Step::CheckpointSent.hold(&proxies, 1);
+    outbox.write("orders", "orders", BACKLOG).await;
+    hold.reached().await.unwrap();
+    first.kill9();
+    // The server still sees the dead relay's session, as after a crash of its whole machine.
+    let second = outbox.relay().spawn().unwrap();
+    outbox.all_published(DEADLINE).await;
+    hold.release();
+    outbox.assert_exactly_once_after(&second).await;
+}
+
+/// The step of a take-over at which the relay dies: it has a marker of a new epoch and an old checkpoint.
+async fn killed_while_taking_over(matcher: Matcher, direction: Direction) {
+    let outbox = Outbox::start().await;
+    let proxies = Proxies::before(&outbox).await;
+    let first = proxies.relay(&outbox);
+    leads(&first).await;
+    let held = Step::CheckpointSent.hold(&proxies, 1);
+    outbox.write("orders", "orders", BACKLOG).await;
+    held.reached().await.unwrap();
+    first.kill9();
+    held.drop_it();
+    let old = outbox.checkpoint().await;
+
+    let redis = direction == Direction::Reply;
+    let hold = if redis {
+        &proxies.redis
+    } else {
+        &proxies.postgres
+    }
+    .hold(matcher, direction);
+    let second = proxies.relay(&outbox);
+    hold.reached().await.unwrap();
+    second.kill9();
+    hold.drop_it();
+    let (marker, checkpoint) = (outbox.marker().await, outbox.checkpoint().await);
+    assert_eq!(checkpoint, old);
+    assert!(
+        marker.unwrap().0 > checkpoint.unwrap().0,
+        "{marker:?} {checkpoint:?}"
+    );
+
+    let third = outbox.relay().spawn().unwrap();
+    outbox.assert_exactly_once_after(&third).await;
+}
+
+#[tokio::test]
+async fn killed_after_taking_the_marker_loses_and_doubles_nothing() {
+    killed_while_taking_over(Matcher::redis("EVALSHA"), Direction::Reply).await;
+}
+
+#[tokio::test]
+async fn killed_between_marker_and_checkpoint_loses_and_doubles_nothing() {
+    killed_while_taking_over(
+        Matcher::sql("INSERT INTO outbox.checkpoint"),
+        Direction::Request,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn killed_before_the_new_checkpoints_commit_loses_and_doubles_nothing() {
+    killed_while_taking_over(Matcher::sql("COMMIT"), Direction::Request).await;
+}
