@@ -36,6 +36,11 @@ impl Inbox {
     ) -> Result<SetAside, Trouble> {
         self.durably(async |tx| {
             let (topic, key) = (message.topic(), message.message_key());
+            tx.execute(
+                queries::FORGET_ATTEMPTS,
+                &[&self.group, &topic, &[key].as_slice()],
+            )
+            .await?;
             // Waits for a member that holds the same entry and is about to commit its effect.
             let taken = tx
                 .query(
@@ -55,11 +60,6 @@ impl Inbox {
                 reason,
             };
             self.insert_letter(tx, message.source(), &letter).await?;
-            tx.execute(
-                queries::FORGET_ATTEMPTS,
-                &[&self.group, &topic, &[key].as_slice()],
-            )
-            .await?;
             tx.execute(queries::RELEASE_KEY, &[&self.group, &topic, &key])
                 .await?;
             Ok(SetAside::Dead)

@@ -143,7 +143,7 @@ impl Inbox {
         let transaction_id: Option<String> = taken.first().map(|row| row.get(1));
         let fresh = fresh_first(messages, taken.iter().map(|row| row.get(0)).collect());
         if let Some(transaction_id) = transaction_id {
-            let handled = self.handle(&transaction, handler, &messages[..fresh]).await;
+            let handled = handler.apply(&transaction, &messages[..fresh]).await;
             if let Err(trouble) = handled {
                 return Err(self.rolled_back(transaction, trouble).await);
             }
@@ -168,23 +168,6 @@ impl Inbox {
             .await
             .map_err(Trouble::of_handler)?;
         Ok(Applied { fresh })
-    }
-
-    async fn handle<A: Apply>(
-        &self,
-        tx: &Transaction<'_>,
-        handler: &A,
-        fresh: &[Message],
-    ) -> Result<(), Trouble> {
-        let handled = handler.apply(tx, fresh).await;
-        match handled {
-            Err(trouble) if tx.client().is_closed() => Err(Trouble::new(
-                Origin::Library,
-                Fault::PostgresLost,
-                trouble.text,
-            )),
-            other => other,
-        }
     }
 
     /// Rolls back after a handler's trouble. If even that is not possible, the connection was lost, and

@@ -9,7 +9,9 @@ use std::{
 };
 
 use outbox_consumer::{HandlerError, Transaction};
-use outbox_testkit::{Fsync, Persistence, Postgres, Proxy, Redis, Shutdown, eventually};
+use outbox_testkit::{
+    Direction, Fsync, Matcher, Persistence, Postgres, Proxy, Redis, Shutdown, eventually,
+};
 
 use crate::shop::{DEADLINE, Running, Shop, consumer_at, run, ship};
 
@@ -251,6 +253,58 @@ async fn half_open_sockets_to_both_servers_are_found() {
 
     shop.single_effects(21).await;
     shop.nothing_pending().await;
+    unharmed(&consumer);
+    consumer.stop().await;
+}
+
+#[tokio::test]
+async fn a_lost_reply_to_commit_doubles_nothing() {
+    let postgres = Postgres::shared().await.unwrap();
+    let shop = Shop::open().await;
+    let proxy = Proxy::start(postgres.port()).await.unwrap();
+    let url = postgres.url_via(proxy.port(), &shop.database);
+    // The first match is the setting `synchronous_commit`.
+    let hold = proxy.hold(Matcher::sql("COMMIT").nth(2), Direction::Reply);
+    shop.publish_many(3).await;
+
+    let consumer = run(consumer_at(&url, &shop.redis.url()).topic("orders"), ship);
+    hold.reached().await.unwrap();
+    hold.drop_it();
+
+    shop.nothing_pending().await;
+    shop.single_effects(3).await;
+    let counts = consumer.counters.snapshot();
+    assert_eq!((counts.applied, counts.repeated, counts.failed), (0, 3, 0));
+    consumer.stop().await;
+}
+
+/// The entries are pending for a member that does not know of them, and nobody claims them for long.
+#[tokio::test]
+async fn entries_whose_delivery_was_lost_are_found_among_ones_own() {
+    let shop = Shop::open().await;
+    let proxy = Proxy::start(shop.redis.port()).await.unwrap();
+    let builder = consumer_at(&shop.postgres_url, &shop.redis.url_via(proxy.port()));
+    let consumer = run(
+        builder
+            .topic("orders")
+            .claim_after(Duration::from_secs(600)),
+        ship,
+    );
+    shop.publish("orders", "a").await;
+    shop.effects_are(&["a"]).await;
+    let hold = proxy.hold(Matcher::redis("XREADGROUP"), Direction::Reply);
+    // Answers the read that was sent before the hold; the next one is held.
+    shop.publish("orders", "b").await;
+    shop.effects_are(&["a", "b"]).await;
+    shop.publish("orders", "c").await;
+    hold.reached().await.unwrap();
+    assert_eq!(shop.pending("orders").await, 1);
+
+    hold.drop_it();
+
+    shop.effects_are(&["a", "b", "c"]).await;
+    shop.nothing_pending().await;
+    assert_eq!(consumer.counters.snapshot().claimed, 0);
     unharmed(&consumer);
     consumer.stop().await;
 }
