@@ -3,7 +3,7 @@
 
 use outbox_testkit::{Direction, Hold, Matcher, Process, Proxy};
 
-use crate::support::{DEADLINE, Outbox, leads};
+use crate::pair::{DEADLINE, Pair, leads};
 
 /// A backlog of several pages: the relay reads ahead and writes checkpoints between them.
 const BACKLOG: i64 = 2_400;
@@ -52,14 +52,14 @@ struct Proxies {
 }
 
 impl Proxies {
-    async fn before(outbox: &Outbox) -> Self {
+    async fn before(outbox: &Pair) -> Self {
         Proxies {
             postgres: Proxy::start(outbox.postgres.port()).await.unwrap(),
             redis: Proxy::start(outbox.redis.port()).await.unwrap(),
         }
     }
 
-    fn relay(&self, outbox: &Outbox) -> Process {
+    fn relay(&self, outbox: &Pair) -> Process {
         outbox
             .relay_via(self.postgres.port(), self.redis.port())
             .args(["--page-rows", PAGE_ROWS, "--checkpoint-interval", "10ms"])
@@ -71,7 +71,7 @@ impl Proxies {
 /// Kills a relay at a step, once with a single message and once within a backlog, and starts another.
 async fn killed_at(step: Step) {
     for (count, nth) in [(1, 1), (BACKLOG, 3)] {
-        let outbox = Outbox::start().await;
+        let outbox = Pair::start().await;
         let proxies = Proxies::before(&outbox).await;
         let first = proxies.relay(&outbox);
         leads(&first).await;
@@ -116,7 +116,7 @@ async fn killed_after_the_checkpoint_loses_and_doubles_nothing() {
 
 #[tokio::test]
 async fn a_page_of_a_dead_relay_that_arrives_late_does_nothing() {
-    let outbox = Outbox::start().await;
+    let outbox = Pair::start().await;
     let proxies = Proxies::before(&outbox).await;
     let first = proxies.relay(&outbox);
     leads(&first).await;
@@ -138,7 +138,7 @@ async fn a_page_of_a_dead_relay_that_arrives_late_does_nothing() {
 
 #[tokio::test]
 async fn a_page_of_a_dead_relay_that_arrives_before_the_next_one_leads_counts() {
-    let outbox = Outbox::start().await;
+    let outbox = Pair::start().await;
     let proxies = Proxies::before(&outbox).await;
     let first = proxies.relay(&outbox);
     leads(&first).await;
@@ -155,7 +155,7 @@ async fn a_page_of_a_dead_relay_that_arrives_before_the_next_one_leads_counts() 
 
 #[tokio::test]
 async fn a_checkpoint_of_a_dead_relay_that_arrives_late_does_nothing() {
-    let outbox = Outbox::start().await;
+    let outbox = Pair::start().await;
     let proxies = Proxies::before(&outbox).await;
     let first = proxies.relay(&outbox);
     leads(&first).await;
@@ -172,7 +172,7 @@ async fn a_checkpoint_of_a_dead_relay_that_arrives_late_does_nothing() {
 
 /// The step of a take-over at which the relay dies: it has a marker of a new epoch and an old checkpoint.
 async fn killed_while_taking_over(matcher: Matcher, direction: Direction) {
-    let outbox = Outbox::start().await;
+    let outbox = Pair::start().await;
     let proxies = Proxies::before(&outbox).await;
     let first = proxies.relay(&outbox);
     leads(&first).await;
