@@ -1,4 +1,4 @@
-//! The promises of the relay, against real servers.
+//! The promises of the relay, against real servers and the real binary.
 
 #![allow(
     clippy::unwrap_used,
@@ -6,4 +6,6 @@
 )]
 
 mod crash_points;
+mod late_commits;
+mod pair;
 mod support;

@@ -1,333 +1,287 @@
-//! Fixtures: an outbox with its Redis, the relay as a process, and the comparison of both ends.
+//! What each test starts with: an outbox in a fresh database, a Redis of its own, and the real relay between.
 
-use std::collections::{BTreeMap, HashMap};
-use std::ops::Deref;
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
-use outbox_testkit::{Postgres, Process, ProcessBuilder, Redis, eventually, relay};
-use redis::AsyncCommands;
-use redis::streams::StreamRangeReply;
-use tokio_postgres::Client;
+use outbox_testkit::{Postgres, Process, ProcessBuilder, Proxy, Redis, eventually, relay};
+use redis::aio::MultiplexedConnection;
+use tokio_postgres::{Client, GenericClient};
 
-/// Long enough for anything on a busy machine; only a failure waits this long.
+/// Longer than anything takes on a busy machine; a test that waits this long has failed.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A relay that is told to stop is gone within this time.
-pub(crate) const STOP: Duration = Duration::from_secs(10);
+/// The topic of every message that is not about topics.
+pub(crate) const TOPIC: &str = "orders";
 
-/// The marker's key under the default prefix.
-pub(crate) const MARKER: &str = "outbox:relay:marker";
+/// Names a stream together with the topic, as the relay does unless told otherwise.
+pub(crate) const PREFIX: &str = "outbox:";
 
-/// The Postgres of a test: the one that all share, or one that may be faulted.
-pub(crate) enum Server {
-    Shared(&'static Postgres),
-    Own(Box<Postgres>),
-}
+/// True once the checkpoint has passed every committed row and no gap is left.
+const SETTLED: &str = "SELECT coalesce((SELECT max(id) FROM outbox.messages), 0)
+        <= coalesce((SELECT high FROM outbox.checkpoint), 0)
+    AND NOT EXISTS (SELECT FROM outbox.checkpoint_gaps)";
 
-impl Deref for Server {
-    type Target = Postgres;
+/// True while the leader of this database holds the lock that makes producers notify it.
+const ASLEEP: &str = "SELECT EXISTS (SELECT FROM pg_locks
+    WHERE locktype = 'advisory' AND classid = 1869968482 AND objid = 2 AND mode = 'ExclusiveLock' AND granted
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))";
 
-    fn deref(&self) -> &Postgres {
-        match self {
-            Server::Shared(postgres) => postgres,
-            Server::Own(postgres) => postgres,
-        }
-    }
-}
-
-/// A producer's database and the Redis that its messages go to.
-pub(crate) struct Outbox {
-    pub(crate) postgres: Server,
-    pub(crate) database: String,
-    /// A session past all proxies.
-    pub(crate) sql: Client,
+/// One outbox with its Redis.
+pub(crate) struct Outbox<'p> {
+    pub(crate) postgres: &'p Postgres,
     pub(crate) redis: Redis,
+    pub(crate) database: String,
+    /// A session of the test itself. It is lost when the test faults Postgres; see [`Outbox::client`].
+    pub(crate) db: Client,
+    stream: MultiplexedConnection,
 }
 
-/// An entry of a stream.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
-    pub(crate) stream_id: String,
-    pub(crate) id: i64,
-    pub(crate) message_key: String,
-    pub(crate) ordering_key: Option<String>,
-    pub(crate) payload: Vec<u8>,
-}
-
-/// Where a cursor stands: epoch, page and `high`.
-pub(crate) type Position = (i64, i64, i64);
-
-impl Outbox {
-    /// A fresh database on the shared Postgres, and a Redis of its own.
-    pub(crate) async fn start() -> Self {
-        Self::with_redis(Redis::start().await.unwrap()).await
-    }
-
-    /// A fresh database on the shared Postgres.
-    pub(crate) async fn with_redis(redis: Redis) -> Self {
-        Self::on(Server::Shared(Postgres::shared().await.unwrap()), redis).await
-    }
-
-    /// A Postgres that may be faulted, and a Redis.
-    pub(crate) async fn with_own_postgres() -> Self {
-        let postgres = Postgres::start().await.unwrap();
-        Self::on(
-            Server::Own(Box::new(postgres)),
+impl Outbox<'static> {
+    /// On the shared Postgres, with a Redis that keeps nothing.
+    pub(crate) async fn open() -> Self {
+        Self::open_on(
+            Postgres::shared().await.unwrap(),
             Redis::start().await.unwrap(),
         )
         .await
     }
+}
 
-    /// A fresh database on a certain server.
-    pub(crate) async fn on(postgres: Server, redis: Redis) -> Self {
+impl<'p> Outbox<'p> {
+    pub(crate) async fn open_on(postgres: &'p Postgres, redis: Redis) -> Self {
         let database = postgres.fresh_outbox().await.unwrap();
-        let sql = postgres.connect(&database).await.unwrap();
-        Outbox {
+        let db = postgres.connect(&database).await.unwrap();
+        let stream = redis.connect().await.unwrap();
+        Self {
             postgres,
-            database,
-            sql,
             redis,
+            database,
+            db,
+            stream,
         }
     }
 
-    /// Connects anew, after the server was restarted or replaced.
-    pub(crate) async fn reconnect(&mut self) {
-        self.sql = self.postgres.connect(&self.database).await.unwrap();
+    /// One more session.
+    pub(crate) async fn client(&self) -> Client {
+        self.postgres.connect(&self.database).await.unwrap()
     }
 
-    /// The relay, about to be started.
+    pub(crate) fn postgres_url(&self) -> String {
+        self.postgres.url(&self.database)
+    }
+
+    /// The relay's daemon, not started yet; it polls every 500 ms unless told otherwise.
     pub(crate) fn relay(&self) -> ProcessBuilder {
-        self.relay_via(self.postgres.port(), self.redis.port())
+        self.relay_between(&self.postgres_url(), &self.redis.url())
     }
 
-    /// The relay on its way through proxies, or to other servers.
-    pub(crate) fn relay_via(&self, postgres_port: u16, redis_port: u16) -> ProcessBuilder {
-        relay(
-            &self.postgres.url_via(postgres_port, &self.database),
-            &self.redis.url_via(redis_port),
-        )
+    /// The same with a proxy before Postgres.
+    pub(crate) fn relay_via(&self, postgres: &Proxy) -> ProcessBuilder {
+        let url = self.postgres.url_via(postgres.port(), &self.database);
+        self.relay_between(&url, &self.redis.url())
     }
 
-    /// Writes messages in one transaction, with the keys `{prefix}-1` and so on, over eight ordering keys.
-    pub(crate) async fn write(&self, topic: &str, prefix: &str, count: i64) {
-        self.sql
-            .execute(
-                "INSERT INTO outbox.messages (topic, message_key, ordering_key, payload)
-                 SELECT $1, $2 || '-' || n, 'k' || n % 8, json_build_object('n', n)
-                 FROM generate_series(1, $3::bigint) AS n",
-                &[&topic, &prefix, &count],
-            )
+    /// The same with both addresses given.
+    pub(crate) fn relay_between(&self, postgres_url: &str, redis_url: &str) -> ProcessBuilder {
+        relay(postgres_url, redis_url).env("OUTBOX_POLL_INTERVAL", "500ms")
+    }
+
+    /// A relay with these further arguments, that leads.
+    pub(crate) async fn leader(&self, args: &[&str]) -> Process {
+        leading(self.relay().args(args)).await
+    }
+
+    /// Commits a message of [`TOPIC`].
+    pub(crate) async fn insert(&self, message_key: &str) -> i64 {
+        insert(&self.db, message_key).await
+    }
+
+    /// All entries of a topic's stream, oldest first.
+    pub(crate) async fn entries(&self, topic: &str) -> Vec<Entry> {
+        let mut stream = self.stream.clone();
+        let raw: Vec<(String, Vec<(String, Vec<u8>)>)> = redis::cmd("XRANGE")
+            .arg(format!("{PREFIX}{topic}"))
+            .arg("-")
+            .arg("+")
+            .query_async(&mut stream)
             .await
             .unwrap();
+        raw.into_iter()
+            .map(|(stream_id, fields)| Entry { stream_id, fields })
+            .collect()
     }
 
-    /// All entries of a topic's stream, in its order.
-    pub(crate) async fn entries(&self, topic: &str) -> Vec<Entry> {
-        entries_of(&self.redis, &format!("outbox:{topic}")).await
+    /// How many entries a topic's stream has.
+    pub(crate) async fn entry_count(&self, topic: &str) -> usize {
+        let mut stream = self.stream.clone();
+        redis::cmd("XLEN")
+            .arg(format!("{PREFIX}{topic}"))
+            .query_async(&mut stream)
+            .await
+            .unwrap()
     }
 
-    /// How many entries the topic's stream has.
-    pub(crate) async fn count(&self, topic: &str) -> usize {
-        let mut redis = self.redis.connect().await.unwrap();
-        redis.xlen(format!("outbox:{topic}")).await.unwrap()
+    /// The message keys in a topic's stream, oldest first.
+    pub(crate) async fn message_keys(&self, topic: &str) -> Vec<String> {
+        let entries = self.entries(topic).await;
+        entries.iter().map(Entry::message_key).collect()
     }
 
-    /// How often each message key stands in a topic's stream.
-    pub(crate) async fn counts(&self, topic: &str) -> BTreeMap<String, usize> {
-        let mut counts = BTreeMap::new();
-        for entry in self.entries(topic).await {
-            *counts.entry(entry.message_key).or_default() += 1;
+    /// How many entries each message key of a topic has.
+    pub(crate) async fn count_by_key(&self, topic: &str) -> HashMap<String, usize> {
+        let mut counts = HashMap::new();
+        for key in self.message_keys(topic).await {
+            *counts.entry(key).or_default() += 1;
         }
         counts
     }
 
-    /// Waits until the topic's stream has this many entries at least.
-    pub(crate) async fn reaches(&self, topic: &str, count: usize, deadline: Duration) {
-        eventually(deadline, &format!("{count} entries of {topic}"), || async {
-            let mut redis = self.redis.connect().await.map_err(|e| e.to_string())?;
-            match redis.xlen::<_, usize>(format!("outbox:{topic}")).await {
-                Ok(seen) if seen >= count => Ok(()),
-                Ok(seen) => Err(format!("{seen} entries")),
-                Err(error) => Err(error.to_string()),
+    /// Waits until a message of [`TOPIC`] stands in its stream.
+    pub(crate) async fn arrives(&self, message_key: &str) {
+        self.arrives_within(DEADLINE, message_key).await;
+    }
+
+    /// The same with a deadline that is part of the claim.
+    pub(crate) async fn arrives_within(&self, deadline: Duration, message_key: &str) {
+        eventually(deadline, &format!("{message_key} in Redis"), || async {
+            let keys = self.message_keys(TOPIC).await;
+            if keys.iter().any(|key| key == message_key) {
+                Ok(())
+            } else {
+                Err(format!("{} others", keys.len()))
             }
         })
         .await
         .unwrap();
     }
 
-    /// The messages of the database by topic, without dead letters: id, message key, ordering key.
-    async fn messages(&self) -> BTreeMap<String, Vec<(i64, String, Option<String>)>> {
-        let rows = self
-            .sql
+    /// Waits until the checkpoint has passed every committed row and no gap is left.
+    pub(crate) async fn settles(&self) {
+        self.settles_within(DEADLINE).await;
+    }
+
+    /// The same for a backlog that takes longer.
+    pub(crate) async fn settles_within(&self, deadline: Duration) {
+        let db = self.client().await;
+        eventually(deadline, "nothing left to publish", || async {
+            let row = db.query_one(SETTLED, &[]).await.unwrap();
+            if row.get(0) {
+                return Ok(());
+            }
+            let progress = "SELECT (SELECT max(id) FROM outbox.messages), (SELECT high FROM outbox.checkpoint),
+                ARRAY(SELECT lo || '-' || hi FROM outbox.checkpoint_gaps ORDER BY lo LIMIT 9)";
+            let row = db.query_one(progress, &[]).await.unwrap();
+            let (last, high): (Option<i64>, Option<i64>) = (row.get(0), row.get(1));
+            Err((last, high, row.get::<_, Vec<String>>(2)))
+        })
+        .await
+        .unwrap();
+    }
+
+    /// Waits until the leader sleeps, so that whoever writes from now on notifies it.
+    pub(crate) async fn leader_sleeps(&self) {
+        eventually(DEADLINE, "the leader to sleep", || async {
+            self.db
+                .query_one(ASLEEP, &[])
+                .await
+                .unwrap()
+                .get::<_, bool>(0)
+        })
+        .await
+        .unwrap();
+    }
+
+    /// Waits until everything is published, and then compares: every committed row has one entry, and
+    /// nothing else has. Returns how many there are.
+    pub(crate) async fn published_exactly_once(&self, topic: &str) -> usize {
+        self.settles().await;
+        let db = self.client().await;
+        let rows = db
             .query(
-                "SELECT topic, id, message_key, ordering_key FROM outbox.messages AS m
-                 WHERE NOT EXISTS (SELECT FROM outbox.dead_letters AS d WHERE d.id = m.id) ORDER BY id",
-                &[],
+                "SELECT id, message_key FROM outbox.messages WHERE topic = $1",
+                &[&topic],
             )
             .await
             .unwrap();
-        let mut messages: BTreeMap<String, Vec<_>> = BTreeMap::new();
-        for row in rows {
-            messages
-                .entry(row.get(0))
-                .or_default()
-                .push((row.get(1), row.get(2), row.get(3)));
+        let mut difference: BTreeMap<(i64, String), i64> = rows
+            .iter()
+            .map(|row| ((row.get(0), row.get(1)), -1))
+            .collect();
+        for entry in self.entries(topic).await {
+            *difference
+                .entry((entry.id(), entry.message_key()))
+                .or_default() += 1;
         }
-        messages
-    }
-
-    /// Waits until every message of the database stands in its stream.
-    pub(crate) async fn all_published(&self, deadline: Duration) {
-        let messages = self.messages().await;
-        eventually(deadline, "every message in its stream", || async {
-            for (topic, rows) in &messages {
-                let mut redis = self.redis.connect().await.map_err(|e| e.to_string())?;
-                let entries: usize = redis
-                    .xlen(format!("outbox:{topic}"))
-                    .await
-                    .map_err(|e| e.to_string())?;
-                if entries < rows.len() {
-                    return Err(format!("{entries} of {} in {topic}", rows.len()));
-                }
-                let missing = missing(rows, &self.entries(topic).await);
-                if !missing.is_empty() {
-                    return Err(format!("{} missing in {topic}", missing.len()));
-                }
-            }
-            Ok(())
-        })
-        .await
-        .unwrap();
-    }
-
-    /// Each message of the database stands in its stream exactly once, nothing else does, and each
-    /// ordering key is in the order of ids. True for good only while no relay runs.
-    pub(crate) async fn assert_exactly_once(&self) {
-        for (topic, rows) in self.messages().await {
-            let entries = self.entries(&topic).await;
-            let lost = missing(&rows, &entries);
-            assert!(lost.is_empty(), "lost in {topic}: {lost:?}");
-            let mut once = HashMap::new();
-            for entry in &entries {
-                if let Some(earlier) = once.insert(entry.id, entry) {
-                    panic!("doubled in {topic}: {earlier:?} and {entry:?}");
-                }
-            }
-            assert_eq!(entries.len(), rows.len(), "foreign entries in {topic}");
-            assert_in_order(&topic, &entries);
-        }
-    }
-
-    /// Stops a relay and compares both ends: exactly once, and the checkpoint where the marker is.
-    pub(crate) async fn assert_exactly_once_after(&self, relay: &Process) {
-        self.all_published(DEADLINE).await;
-        stop(relay).await;
-        self.assert_exactly_once().await;
-        assert_eq!(self.checkpoint().await, self.marker().await);
-    }
-
-    /// The marker in Redis.
-    pub(crate) async fn marker(&self) -> Option<Position> {
-        marker_of(&self.redis).await
-    }
-
-    /// The checkpoint in Postgres.
-    pub(crate) async fn checkpoint(&self) -> Option<Position> {
-        let row = self
-            .sql
-            .query_opt("SELECT epoch, page, high FROM outbox.checkpoint", &[])
-            .await
-            .unwrap();
-        row.map(|row| (row.get(0), row.get(1), row.get(2)))
-    }
-
-    /// What `outbox-relay status` prints.
-    pub(crate) async fn status(&self) -> String {
-        let status = self.command(["status"]).await;
+        difference.retain(|_, n| *n != 0);
+        let shown: Vec<_> = difference.iter().take(20).collect();
         assert!(
-            status.exit_status().unwrap().success(),
-            "{:?}",
-            status.lines()
+            difference.is_empty(),
+            "{} messages are lost (-1), doubled or phantom (1): {shown:?}",
+            difference.len()
         );
-        status.lines().join("\n")
-    }
-
-    /// Runs a command of the relay's binary to its end.
-    pub(crate) async fn command<const N: usize>(&self, args: [&str; N]) -> Process {
-        let process = Process::builder(outbox_testkit::relay_binary())
-            .args(args)
-            .env("DATABASE_URL", self.postgres.url(&self.database))
-            .env("REDIS_URL", self.redis.url())
-            .spawn()
-            .unwrap();
-        process.wait(DEADLINE).await.unwrap();
-        process
+        rows.len()
     }
 }
 
-/// All entries of a stream of a certain Redis, in its order.
-pub(crate) async fn entries_of(redis: &Redis, stream: &str) -> Vec<Entry> {
-    let mut redis = redis.connect().await.unwrap();
-    let range: StreamRangeReply = redis.xrange_all(stream).await.unwrap();
-    range
-        .ids
-        .into_iter()
-        .map(|entry| Entry {
-            id: entry.get("id").unwrap(),
-            message_key: entry.get("message_key").unwrap(),
-            ordering_key: entry.get("ordering_key"),
-            payload: entry.get("payload").unwrap(),
-            stream_id: entry.id,
-        })
-        .collect()
+/// Starts a relay and waits until it leads.
+pub(crate) async fn leading(relay: ProcessBuilder) -> Process {
+    let relay = relay.spawn().unwrap();
+    relay.wait_for_line("leading", DEADLINE).await.unwrap();
+    relay
 }
 
-/// The marker of a certain Redis.
-pub(crate) async fn marker_of(redis: &Redis) -> Option<Position> {
-    let mut redis = redis.connect().await.unwrap();
-    let (epoch, page, high): (Option<i64>, Option<i64>, Option<i64>) = redis
-        .hget(MARKER, &["epoch", "page", "high"])
+/// Writes a message of [`TOPIC`] with this client or in this transaction, and returns its id.
+pub(crate) async fn insert(db: &impl GenericClient, message_key: &str) -> i64 {
+    let sql = "INSERT INTO outbox.messages (topic, message_key, payload) VALUES ($1, $2, '{}') RETURNING id";
+    db.query_one(sql, &[&TOPIC, &message_key])
         .await
-        .unwrap();
-    Some((epoch?, page?, high?))
+        .unwrap()
+        .get(0)
 }
 
-/// Each ordering key stands in the order of ids.
-pub(crate) fn assert_in_order(topic: &str, entries: &[Entry]) {
-    let mut last: HashMap<&str, i64> = HashMap::new();
-    for entry in entries {
-        let Some(key) = &entry.ordering_key else {
-            continue;
-        };
-        if let Some(before) = last.insert(key, entry.id) {
-            assert!(
-                before < entry.id,
-                "{topic}: {key} has {} after {before}",
-                entry.id
-            );
-        }
+/// The same with an ordering key.
+pub(crate) async fn insert_ordered(
+    db: &impl GenericClient,
+    message_key: &str,
+    ordering_key: &str,
+) -> i64 {
+    let sql = "INSERT INTO outbox.messages (topic, message_key, ordering_key, payload)
+        VALUES ($1, $2, $3, '{}') RETURNING id";
+    db.query_one(sql, &[&TOPIC, &message_key, &ordering_key])
+        .await
+        .unwrap()
+        .get(0)
+}
+
+/// One entry of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) stream_id: String,
+    /// In the order of the stream.
+    pub(crate) fields: Vec<(String, Vec<u8>)>,
+}
+
+impl Entry {
+    pub(crate) fn field(&self, name: &str) -> Option<&[u8]> {
+        let field = self.fields.iter().find(|(of, _)| of == name);
+        field.map(|(_, value)| value.as_slice())
     }
-}
 
-/// Waits until a relay leads.
-pub(crate) async fn leads(relay: &Process) {
-    relay.wait_for_line("leading;", DEADLINE).await.unwrap();
-}
+    /// A field that is text.
+    pub(crate) fn text(&self, name: &str) -> String {
+        let value = self
+            .field(name)
+            .unwrap_or_else(|| panic!("{self:?} has no {name}"));
+        String::from_utf8(value.to_vec()).unwrap()
+    }
 
-/// Stops a relay gracefully.
-pub(crate) async fn stop(relay: &Process) {
-    relay.terminate();
-    let status = relay.wait(STOP).await.unwrap();
-    assert!(status.success(), "{status}: {:#?}", relay.lines());
-}
+    pub(crate) fn id(&self) -> i64 {
+        self.text("id").parse().unwrap()
+    }
 
-fn missing(rows: &[(i64, String, Option<String>)], entries: &[Entry]) -> Vec<(i64, String)> {
-    let standing: std::collections::HashSet<(i64, &str)> = entries
-        .iter()
-        .map(|entry| (entry.id, entry.message_key.as_str()))
-        .collect();
-    rows.iter()
-        .filter(|(id, key, _)| !standing.contains(&(*id, key)))
-        .map(|(id, key, _)| (*id, key.clone()))
-        .collect()
+    pub(crate) fn message_key(&self) -> String {
+        self.text("message_key")
+    }
 }
