@@ -15,6 +15,16 @@
 //! 7. `certificates.rs`: for servers that speak TLS.
 //! 8. `error.rs`: what went wrong, with the end of the server's log.
 //!
+//! Everything belongs to the test process and ends with it, however it ends. Variables that change where the kit
+//! looks:
+//!
+//! | variable | names | default |
+//! |---|---|---|
+//! | `OUTBOX_POSTGRES_BIN_DIR` | the directory with `initdb` and `postgres` | PATH, then where Debian, Fedora and Homebrew put them, newest first |
+//! | `OUTBOX_REDIS_SERVER` | the Redis server | PATH, then the usual directories |
+//! | `OUTBOX_RELAY_BIN` | the relay's binary | `outbox-relay` beside the test's directory |
+//! | `OUTBOX_TESTKIT_DIR` | where the servers keep their files | `/dev/shm` with 4 GB free, else the temporary directory |
+//!
 //! ```no_run
 //! # async fn example() -> Result<(), outbox_testkit::Error> {
 //! use outbox_testkit::{Postgres, Redis};

@@ -187,6 +187,10 @@ impl Process {
     /// # Errors
     ///
     /// The deadline passed, or the process ended without such a line; the message shows its last lines.
+    ///
+    /// # Cancel safety
+    ///
+    /// Can be dropped and called again: no line is consumed.
     pub async fn wait_for_line(&self, text: &str, deadline: Duration) -> Result<String, Error> {
         let started = Instant::now();
         loop {
@@ -221,6 +225,10 @@ impl Process {
     /// # Errors
     ///
     /// It still runs after `deadline`; the message shows its last lines.
+    ///
+    /// # Cancel safety
+    ///
+    /// Can be dropped and called again: the status stays known.
     pub async fn wait(&self, deadline: Duration) -> Result<ExitStatus, Error> {
         let started = Instant::now();
         loop {
@@ -332,7 +340,7 @@ impl Drop for Process {
 }
 
 /// The relay's binary: what `OUTBOX_RELAY_BIN` names, else `outbox-relay` beside the directory of the running
-/// test binary, where cargo puts it.
+/// test binary, where cargo puts it. It is what the last build made: a test in another package does not build it.
 ///
 /// # Panics
 ///

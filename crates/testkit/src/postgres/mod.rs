@@ -52,7 +52,7 @@ pub struct Postgres {
 
 impl Postgres {
     /// Starts a server with a system identifier of its own: UTF8, locale C, superuser `postgres`, no
-    /// passwords, `fsync` on.
+    /// passwords, `fsync` on (only while it starts, files that were copied just now are not synced).
     ///
     /// # Errors
     ///

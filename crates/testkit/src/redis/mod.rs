@@ -14,7 +14,7 @@ use std::{
 
 pub use self::snapshot::Keys;
 
-use ::redis::{Client, aio::MultiplexedConnection};
+use ::redis::{AsyncConnectionConfig, Client, aio::MultiplexedConnection};
 
 use crate::{
     Certificate, Error, binaries, identity::Identity, ports::Port, supervised::Supervised,
@@ -23,6 +23,10 @@ use crate::{
 
 /// Loading a large file with `--key-load-delay` takes seconds; past this it hangs.
 const START_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How long the kit's connections wait. The client's own half second is short on a busy machine, and no test is
+/// about it.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Starts are tried on another port when somebody outside the kit took this one.
 const PORT_TRIES_MAX: u32 = 5;
@@ -201,7 +205,7 @@ impl Redis {
         self.server.log_from(0)
     }
 
-    /// Connects without TLS. The connection ends with the current runtime or when all its clones are dropped.
+    /// Connects without TLS; answers are waited for up to 30 s. The connection ends with the current runtime or when all its clones are dropped.
     ///
     /// # Errors
     ///
@@ -209,8 +213,11 @@ impl Redis {
     pub async fn connect(&self) -> Result<MultiplexedConnection, Error> {
         let what = || format!("connect to Redis on port {}", self.port());
         let client = Client::open(self.url()).map_err(|e| self.error(what(), e))?;
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(ANSWER_DEADLINE))
+            .set_response_timeout(Some(ANSWER_DEADLINE));
         client
-            .get_multiplexed_async_connection()
+            .get_multiplexed_async_connection_with_config(&config)
             .await
             .map_err(|e| self.error(what(), e))
     }

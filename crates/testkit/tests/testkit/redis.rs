@@ -1,4 +1,4 @@
-use outbox_testkit::{Fsync, Persistence, Redis, eventually};
+use outbox_testkit::{Fsync, Persistence, Proxy, Redis, eventually};
 use redis::{AsyncCommands, Client, RedisResult, aio::MultiplexedConnection};
 
 use crate::{DEADLINE, QUIET};
@@ -264,4 +264,25 @@ async fn a_server_can_be_a_cluster() {
     })
     .await
     .unwrap();
+}
+
+#[tokio::test]
+async fn faults_can_come_from_a_spawned_task() {
+    let redis = Redis::start().await.unwrap();
+    let proxy = Proxy::start(redis.port()).await.unwrap();
+    let faults = tokio::spawn(async move {
+        redis.pause().await?;
+        redis.resume().await?;
+        redis.stop().await?;
+        redis.start_again().await?;
+        let snapshot = redis.snapshot().await?;
+        redis.restore(&snapshot).await?;
+        redis.replica().await?.promote().await?;
+        proxy.blackhole_all().await?;
+        proxy.refuse().await?;
+        proxy.pass().await?;
+        redis.set_back(&redis.keys().await?).await?;
+        redis.kill9().await
+    });
+    faults.await.unwrap().unwrap();
 }

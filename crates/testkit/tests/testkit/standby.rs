@@ -1,4 +1,4 @@
-use outbox_testkit::{Postgres, Proxy, eventually};
+use outbox_testkit::{Postgres, Proxy, Shutdown, eventually};
 use tokio_postgres::Client;
 
 use crate::{DEADLINE, QUIET};
@@ -164,4 +164,21 @@ async fn only_standbys_are_promoted() {
     let error = postgres.promote().await.unwrap_err();
     assert!(error.to_string().contains("is no standby"), "{error}");
     assert!(postgres.stop_receiving().await.is_err());
+}
+
+#[tokio::test]
+async fn faults_can_come_from_a_spawned_task() {
+    let postgres = Postgres::start().await.unwrap();
+    let faults = tokio::spawn(async move {
+        let snapshot = postgres.snapshot().await?;
+        postgres.restart(Shutdown::Immediate).await?;
+        postgres.restore(&snapshot).await?;
+        let standby = postgres.standby_builder().synchronous().start().await?;
+        standby.caught_up_with(&postgres).await?;
+        standby.stop_receiving().await?;
+        standby.promote().await?;
+        postgres.pause().await?;
+        postgres.kill9().await
+    });
+    faults.await.unwrap().unwrap();
 }
