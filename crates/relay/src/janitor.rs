@@ -11,22 +11,17 @@ use crate::backoff::Waits;
 use crate::config::Config;
 use crate::error::Result;
 use crate::postgres::{HEARTBEAT, Session, sql};
-use crate::reader::JanitorPid;
 
 /// Rows that one statement deletes.
 const BATCH_ROWS: i64 = 5_000;
 
 /// Carries out the leader's orders until the sender is gone.
-pub(crate) async fn purge_on_order(
-    config: Config,
-    pid: JanitorPid,
-    mut order: watch::Receiver<i64>,
-) {
+pub(crate) async fn purge_on_order(config: Config, mut order: watch::Receiver<i64>) {
     let waits = Waits::new(&config);
     let mut session = None;
     while order.changed().await.is_ok() {
         let limit = *order.borrow_and_update();
-        if let Err(error) = purge(&config, &pid, &mut session, limit).await {
+        if let Err(error) = purge(&config, &mut session, limit).await {
             session = None;
             tracing::warn!(
                 error = error.one_line(),
@@ -37,12 +32,7 @@ pub(crate) async fn purge_on_order(
     }
 }
 
-async fn purge(
-    config: &Config,
-    pid: &JanitorPid,
-    slot: &mut Option<Session>,
-    limit: i64,
-) -> Result<()> {
+async fn purge(config: &Config, slot: &mut Option<Session>, limit: i64) -> Result<()> {
     let session = match slot {
         Some(session) if !session.is_closed() => session,
         _ => {
@@ -53,15 +43,7 @@ async fn purge(
             )
             .await?;
             // Between two orders it is silent, and a session that is lost is opened again.
-            session
-                .batch("set up the purge", "SET idle_session_timeout = 0")
-                .await?;
-            pid.set(
-                session
-                    .one("ask for the process id", sql::BACKEND_PID, &[])
-                    .await?
-                    .get(0),
-            );
+            session.batch("set up the purge", sql::BE_JANITOR).await?;
             slot.insert(session)
         }
     };

@@ -17,7 +17,7 @@ use crate::janitor::purge_on_order;
 use crate::postgres::{Session, sql};
 use crate::progress::Progress;
 use crate::publisher::Publisher;
-use crate::reader::{JanitorPid, Page, Reader};
+use crate::reader::{Page, Reader};
 use crate::takeover::{TakenOver, take_over};
 
 /// First and longest wait between two looks while a writer is open that may not have seen the relay lie down.
@@ -63,18 +63,10 @@ pub(crate) async fn lead(
     } = take_over(&session, &mut publisher, config).await?;
     working.set(true);
     session.batch("listen", sql::LISTEN).await?;
-    let janitor = JanitorPid::default();
     let (page_rows, page_bytes) = (config.page_rows, config.page_bytes);
-    let reader = Reader::new(
-        &session,
-        &progress.place.cursor,
-        page_rows,
-        page_bytes,
-        janitor.clone(),
-    )
-    .await?;
+    let reader = Reader::new(&session, &progress.place.cursor, page_rows, page_bytes).await?;
     let (purge, orders) = watch::channel(0);
-    tokio::spawn(purge_on_order(config.clone(), janitor, orders));
+    tokio::spawn(purge_on_order(config.clone(), orders));
     let now = Instant::now();
     let mut leader = Leader {
         config,

@@ -1,7 +1,5 @@
 //! Reads committed messages, page by page, and only what a crash of Postgres cannot take back.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{OptionFuture, join, join3};
@@ -19,21 +17,6 @@ pub(crate) const GAP_RANGES_MAX: usize = 500_000;
 
 /// How long other commits may flush the log for us before the relay forces it.
 const FLUSH_PATIENCE: Duration = Duration::from_millis(2);
-
-/// Process id of the purge's session, which is no writer to wait for; 0 while there is none.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct JanitorPid(Arc<AtomicI32>);
-
-impl JanitorPid {
-    /// Notes it, before the session writes anything.
-    pub(crate) fn set(&self, pid: i32) {
-        self.0.store(pid, Ordering::SeqCst);
-    }
-
-    pub(crate) fn get(&self) -> i32 {
-        self.0.load(Ordering::SeqCst)
-    }
-}
 
 /// Messages read in one go, to be published in one atomic step.
 #[derive(Debug, Default)]
@@ -53,14 +36,8 @@ impl Page {
     }
 }
 
-async fn list_writers(
-    session: &Session,
-    statement: &Statement,
-    janitor: i32,
-) -> Result<Vec<Writer>> {
-    let rows = session
-        .rows("list the writers", statement, &[&janitor])
-        .await?;
+async fn list_writers(session: &Session, statement: &Statement) -> Result<Vec<Writer>> {
+    let rows = session.rows("list the writers", statement, &[]).await?;
     Ok(rows
         .iter()
         .map(|row| Writer {
@@ -88,7 +65,6 @@ pub(crate) struct Reader {
     wal_flushed: Statement,
     lie_down: Statement,
     get_up: Statement,
-    janitor: JanitorPid,
     rows_max: u32,
     rows_now: u32,
     bytes_max: u32,
@@ -101,7 +77,6 @@ impl Reader {
         from: &Cursor,
         rows_max: u32,
         bytes_max: u32,
-        janitor: JanitorPid,
     ) -> Result<Self> {
         Ok(Reader {
             log: Log::new(from, GAP_RANGES_MAX),
@@ -115,7 +90,6 @@ impl Reader {
                 .await?,
             lie_down: session.prepare("prepare sleeping", sql::LIE_DOWN).await?,
             get_up: session.prepare("prepare sleeping", sql::GET_UP).await?,
-            janitor,
             rows_max,
             rows_now: rows_max,
             bytes_max,
@@ -144,16 +118,7 @@ impl Reader {
 
     /// The open writers of the table.
     pub(crate) async fn open_writers(&self, session: &Session) -> Result<Vec<Writer>> {
-        let rows = session
-            .rows("list the writers", &self.writers, &[&self.janitor.get()])
-            .await?;
-        Ok(rows
-            .iter()
-            .map(|row| Writer {
-                id: row.get(0),
-                prepared: row.get(1),
-            })
-            .collect())
+        list_writers(session, &self.writers).await
     }
 
     /// Those of `writers` that are still open.
@@ -175,13 +140,9 @@ impl Reader {
         &mut self,
         session: &Session,
     ) -> Result<(bool, Vec<Writer>, Page)> {
-        let (lie_down, writers, janitor) = (
-            self.lie_down.clone(),
-            self.writers.clone(),
-            self.janitor.get(),
-        );
+        let (lie_down, writers) = (self.lie_down.clone(), self.writers.clone());
         let lie_down = session.rows("lie down", &lie_down, &[]);
-        let writers = list_writers(session, &writers, janitor);
+        let writers = list_writers(session, &writers);
         let (locked, writers, page) = join3(lie_down, writers, self.trip(session, false)).await;
         let locked = locked?.first().is_some_and(|row| row.get(0));
         Ok((locked, writers?, page?))
@@ -203,11 +164,6 @@ impl Reader {
         .await;
         up?;
         page
-    }
-
-    /// Process id of the purge's session.
-    pub(crate) fn janitor_pid(&self) -> i32 {
-        self.janitor.get()
     }
 
     /// One trip: who writes, what is in the gaps and above, and how far the log is flushed, sent in one go

@@ -79,7 +79,7 @@ pub async fn status(
         .one("count the backlog", sql::BACKLOG, &[&BACKLOG_ROWS_MAX])
         .await?;
     let oldest: Option<f64> = backlog.get(1);
-    let holders = session.all("list the writers", sql::HOLDERS, &[&0]).await?;
+    let holders = session.all("list the writers", sql::HOLDERS, &[]).await?;
     let holders = holders.iter().map(|row| Holder {
         pid: row.get(1),
         application: row.get(2),

@@ -112,11 +112,7 @@ impl Leader<'_> {
         self.gaps_warned_at = Some(Instant::now());
         for row in self
             .session
-            .all(
-                "list who holds the gaps",
-                sql::HOLDERS,
-                &[&self.reader.janitor_pid()],
-            )
+            .all("list who holds the gaps", sql::HOLDERS, &[])
             .await?
         {
             let (pid, age): (Option<i32>, f64) = (row.get(1), row.get(3));

@@ -7,7 +7,8 @@ pub(crate) const NEWEST_SCHEMA: i32 = 1;
 
 pub(crate) mod sql {
     // Advisory locks have two halves: 1869968482, which is `outb` in ASCII, and 1 for the leader, 2 for a
-    // leader that sleeps (the insert trigger probes it), 3 and 4 for migrations, 5 for standbys that reach Redis.
+    // leader that sleeps (the insert trigger probes it), 3 and 4 for migrations, 5 for standbys that reach Redis,
+    // 6 for the purge.
 
     /// Settings of the relay's sessions. `$LIMIT` is replaced by the statement limit in milliseconds.
     ///
@@ -71,12 +72,16 @@ pub(crate) mod sql {
 
     pub(crate) const END_SESSION: &str = "SELECT pg_terminate_backend($1)";
 
-    /// `L`: the open writers, but for the relay's own purge ($1). A prepared transaction has no pid.
+    /// `L`: the open writers. A prepared transaction has no pid. The relay's purge deletes, and fills no gap; it
+    /// is known by a lock of its session and not by its pid, which another backend may have by now.
     pub(crate) const WRITERS: &str = "
         SELECT DISTINCT virtualtransaction, pid IS NULL FROM pg_locks
         WHERE locktype = 'relation' AND relation = 'outbox.messages'::regclass
           AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-          AND mode = 'RowExclusiveLock' AND granted AND pid IS DISTINCT FROM $1";
+          AND mode = 'RowExclusiveLock' AND granted
+          AND (pid IS NULL OR pid <> ALL (ARRAY(
+              SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = 1869968482 AND objid = 6
+                AND objsubid = 2 AND granted AND pid IS NOT NULL)))";
 
     pub(crate) const LAST_VALUE: &str =
         "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM outbox.messages_id_seq";
@@ -210,7 +215,10 @@ pub(crate) mod sql {
                        WHERE EXISTS (SELECT FROM batch))
         SELECT count(*), max(id) FROM gone";
     pub(crate) const PURGED_TO: &str = "SELECT purged_to FROM outbox.purge";
-    pub(crate) const BACKEND_PID: &str = "SELECT pg_backend_pid()";
+    /// Marks the purge's session, which may be silent between two orders.
+    pub(crate) const BE_JANITOR: &str = "
+        SET idle_session_timeout = 0;
+        SELECT pg_advisory_lock_shared(1869968482, 6)";
 
     /// Sets a message aside that Redis refuses; whole, since the purge may take the row.
     pub(crate) const DEAD_LETTER: &str = "
@@ -221,7 +229,7 @@ pub(crate) mod sql {
         FROM outbox.messages WHERE id = $1
         ON CONFLICT (id) DO NOTHING";
 
-    /// Writers that have held the table for longest, for the log; $1: the relay's own purge.
+    /// Writers that have held the table for longest, for the log.
     pub(crate) const HOLDERS: &str = "
         SELECT l.virtualtransaction, l.pid, coalesce(a.application_name, ''),
                coalesce(extract(epoch FROM clock_timestamp() - a.xact_start)::float8, 0), coalesce(left(a.query, 200), ''),
@@ -230,7 +238,7 @@ pub(crate) mod sql {
         FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a USING (pid)
         WHERE l.locktype = 'relation' AND l.relation = 'outbox.messages'::regclass
           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-          AND l.mode = 'RowExclusiveLock' AND l.granted AND l.pid IS DISTINCT FROM $1
+          AND l.mode = 'RowExclusiveLock' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
         ORDER BY a.xact_start NULLS FIRST LIMIT 5";
 
     pub(crate) const STANDBYS: &str = "

@@ -11,7 +11,8 @@
 //!
 //! A writer that stands in `L` now and has stood there without a break since trip `t` can hold exactly
 //! the gaps whose first `L` was that of trip `t` or later. Gaps are opened in ascending order, so
-//! those that no writer holds are the lowest ones: a trip looks at these alone.
+//! those that no writer holds are the lowest ones: a trip looks at these alone. Only a prepared writer
+//! is not known by when it is first seen, but by the last id given out by then.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -143,10 +144,10 @@ impl Log {
             } else {
                 i64::MAX
             };
-            let first = Seen {
-                since: self.trip,
-                holds_up_to,
-            };
+            // Prepared, a transaction goes by another name: this one may stand in the lists before as a
+            // backend's, and fill any gap that is open.
+            let since = if writer.prepared { 0 } else { self.trip };
+            let first = Seen { since, holds_up_to };
             let known = self.writers.get(&writer).copied();
             seen.insert(writer, known.unwrap_or(first));
         }
@@ -355,6 +356,22 @@ mod tests {
         );
         assert_eq!(log.lowest_gap(), Some(1));
         assert_eq!(trip(&mut log, &[], &[1], &[]), []);
+    }
+
+    #[test]
+    fn a_writer_that_is_prepared_after_its_gap_was_seen_still_holds_it() {
+        let mut log = log();
+        trip(&mut log, &["3/1"], &[], &[2]);
+        assert_eq!(trip(&mut log, &["3/1"], &[], &[]), []);
+        log.learn(writers(&["-1/77"]), Some(2));
+        let taken = log.accept(Answer {
+            late: &[],
+            late_cut: false,
+            new: &[],
+        });
+        assert!(taken.dead.is_empty());
+        assert_eq!(trip(&mut log, &["-1/77"], &[], &[]), []);
+        assert_eq!(trip(&mut log, &[], &[], &[]), [(1, 1)]);
     }
 
     #[test]
