@@ -1,4 +1,22 @@
-//! Publishes committed outbox messages from Postgres into Redis Streams.
+//! Publishes committed outbox messages from Postgres into Redis Streams: in order, each once, and after
+//! any single fault.
+//!
+//! [`run`] is the daemon; [`migrate`], [`status`] and [`adopt`] are the other commands of the binary. All of it
+//! needs a Tokio runtime.
+//!
+//! The files in reading order:
+//!
+//! 1. `run.rs`: stand by, lead, begin again. `elect.rs` is how a relay becomes the leader.
+//! 2. `leader.rs`: the loop. `leader/` holds its other duties and how it gets over a failure of Redis.
+//! 3. `reader.rs`: reads a page; `protocol/log.rs` says which rows may be taken.
+//! 4. `progress.rs`: publishes a page and moves the cursor of `protocol/cursor.rs`; `checkpoint.rs` writes it to
+//!    Postgres.
+//! 5. `publisher/`: all that is said to Redis. `page.lua` is where a message becomes published.
+//! 6. `takeover.rs`: what to go on from; `protocol/start.rs` decides it.
+//! 7. `janitor.rs`: the purge.
+//! 8. `postgres/`: where Postgres is, TLS, the session, and all SQL.
+//! 9. `config.rs`, `error.rs`, `backoff.rs`, `telemetry.rs`, `migrate.rs`, `status.rs`, `adopt.rs`: the rest.
+
 pub mod protocol;
 
 mod adopt;
