@@ -152,7 +152,7 @@ pub(crate) mod sql {
         SELECT id, message_key FROM outbox.messages WHERE id <= $1 ORDER BY id DESC LIMIT 1";
 
     pub(crate) const ROW_TOPIC: &str =
-        "SELECT topic, ordering_key, message_key FROM outbox.messages WHERE id = $1";
+        "SELECT topic, message_key FROM outbox.messages WHERE id = $1";
 
     pub(crate) const CHECKPOINT: &str = "
         SELECT system_id, timeline, branch, epoch, page, high, high_key, redis_ms FROM outbox.checkpoint";
