@@ -1,0 +1,48 @@
+# One command to see it (make demo), and one to test it (make test). CI runs the second.
+
+CARGO ?= cargo
+TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
+
+# Most tests wait for servers and not for the processor, so there are more of them at once than two cores.
+export RUST_TEST_THREADS ?= 4
+# Failure injection is aimed at the binary that is shipped.
+RELAY := $(TARGET_DIR)/release/outbox-relay
+
+.PHONY: help demo test check format-check lint docs relay servers cargo
+
+help:
+	@echo "make demo    the order shop on private servers, two of them killed in the middle (DEMO_ORDERS=20000)"
+	@echo "make test    formatting, lints, documentation, all tests and doctests; what CI runs"
+	@echo "make check   the quick part of it: formatting and lints"
+	@echo "make relay   the release binary of the relay"
+
+demo: servers cargo
+	$(CARGO) build --release --locked -p outbox-demo -p outbox-relay
+	@exec $(TARGET_DIR)/release/outbox-demo
+
+test: servers check docs relay
+	OUTBOX_RELAY_BIN=$(RELAY) $(CARGO) test --locked --workspace --no-fail-fast
+
+check: format-check lint
+
+format-check: cargo
+	$(CARGO) fmt --all --check
+
+lint: cargo
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+docs: cargo
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps
+
+relay: cargo
+	$(CARGO) build --release --locked -p outbox-relay
+
+# Postgres and Redis, installed where they are missing.
+servers:
+	@sh scripts/install-servers.sh
+
+cargo:
+	@command -v $(CARGO) >/dev/null || { \
+		echo "There is no $(CARGO): install Rust 1.89 or later, see https://rustup.rs" >&2; exit 1; }
+	@command -v cc >/dev/null || { \
+		echo "There is no C compiler (cc): apt-get install gcc libc6-dev, or xcode-select --install" >&2; exit 1; }
