@@ -22,6 +22,9 @@ const RELAY_VARIABLE: &str = "OUTBOX_RELAY_BIN";
 /// Lines that are kept of a process; beyond that the oldest go.
 const LINES_MAX: usize = 100_000;
 
+/// How long the lines of a process may come after its end.
+const LAST_LINES: Duration = Duration::from_secs(2);
+
 /// Lines that an error shows.
 const LINES_SHOWN: usize = 30;
 
@@ -220,7 +223,7 @@ impl Process {
         }
     }
 
-    /// Waits until the process has ended by itself or by a signal.
+    /// Waits until the process has ended by itself or by a signal, and its last lines are collected.
     ///
     /// # Errors
     ///
@@ -233,6 +236,13 @@ impl Process {
         let started = Instant::now();
         loop {
             if let Some(status) = self.exit_status() {
+                let ended = Instant::now();
+                // A child that it left behind may keep its outputs open.
+                while !self.readers.iter().all(|reader| reader.is_finished())
+                    && ended.elapsed() < LAST_LINES
+                {
+                    tokio::time::sleep(POLL_INTERVAL).await;
+                }
                 return Ok(status);
             }
             if started.elapsed() > deadline {
