@@ -1,9 +1,9 @@
 //! The relay is killed (SIGKILL) at each step of a page and of a take-over: whatever the step, nothing is
 //! lost and nothing stands in a stream twice.
 
-use outbox_testkit::{Direction, Hold, Matcher, Process, Proxy};
+use outbox_testkit::{Direction, Hold, Matcher, Process, Proxy, eventually};
 
-use crate::pair::{DEADLINE, Pair, leads};
+use crate::pair::{DEADLINE, Pair};
 
 /// A backlog of several pages: the relay reads ahead and writes checkpoints between them.
 const BACKLOG: i64 = 2_400;
@@ -52,16 +52,15 @@ struct Proxies {
 }
 
 impl Proxies {
-    async fn before(outbox: &Pair) -> Self {
+    async fn before(pair: &Pair) -> Self {
         Proxies {
-            postgres: Proxy::start(outbox.postgres.port()).await.unwrap(),
-            redis: Proxy::start(outbox.redis.port()).await.unwrap(),
+            postgres: Proxy::start(pair.postgres.port()).await.unwrap(),
+            redis: Proxy::start(pair.redis.port()).await.unwrap(),
         }
     }
 
-    fn relay(&self, outbox: &Pair) -> Process {
-        outbox
-            .relay_via(self.postgres.port(), self.redis.port())
+    fn relay(&self, pair: &Pair) -> Process {
+        pair.relay_via(self.postgres.port(), self.redis.port())
             .args(["--page-rows", PAGE_ROWS, "--checkpoint-interval", "10ms"])
             .spawn()
             .unwrap()
@@ -71,21 +70,21 @@ impl Proxies {
 /// Kills a relay at a step, once with a single message and once within a backlog, and starts another.
 async fn killed_at(step: Step) {
     for (count, nth) in [(1, 1), (BACKLOG, 3)] {
-        let outbox = Pair::start().await;
-        let proxies = Proxies::before(&outbox).await;
-        let first = proxies.relay(&outbox);
-        leads(&first).await;
-        outbox.write("before", "before", 10).await;
-        outbox.all_published(DEADLINE).await;
+        let pair = Pair::start().await;
+        let proxies = Proxies::before(&pair).await;
+        let first = proxies.relay(&pair);
+        pair.leads(&first).await;
+        pair.write("before", "before", 10).await;
+        pair.all_published(DEADLINE).await;
         let hold = step.hold(&proxies, nth);
         for (topic, part) in [("orders", count), ("audit", count / 2)] {
-            outbox.write(topic, topic, part).await;
+            pair.write(topic, topic, part).await;
         }
         hold.reached().await.unwrap();
         first.kill9();
         hold.drop_it();
-        let second = outbox.relay().spawn().unwrap();
-        outbox.assert_exactly_once_after(&second).await;
+        let second = pair.relay().spawn().unwrap();
+        pair.assert_exactly_once_after(&second).await;
     }
 }
 
@@ -116,72 +115,72 @@ async fn killed_after_the_checkpoint_loses_and_doubles_nothing() {
 
 #[tokio::test]
 async fn a_page_of_a_dead_relay_that_arrives_late_does_nothing() {
-    let outbox = Pair::start().await;
-    let proxies = Proxies::before(&outbox).await;
-    let first = proxies.relay(&outbox);
-    leads(&first).await;
+    let pair = Pair::start().await;
+    let proxies = Proxies::before(&pair).await;
+    let first = proxies.relay(&pair);
+    pair.leads(&first).await;
     let hold = Step::ScriptSent.hold(&proxies, 1);
-    outbox.write("orders", "orders", BACKLOG).await;
+    pair.write("orders", "orders", BACKLOG).await;
     hold.reached().await.unwrap();
     first.kill9();
-    let second = outbox.relay().spawn().unwrap();
-    outbox.all_published(DEADLINE).await;
+    let second = pair.relay().spawn().unwrap();
+    pair.all_published(DEADLINE).await;
     // The server answers the late page on a connection of its own; another command on it comes after.
     hold.release();
-    outbox_testkit::eventually(DEADLINE, "the dead relay's connections to end", || async {
+    eventually(DEADLINE, "the dead relay's connections to end", || async {
         proxies.redis.connections() == 0
     })
     .await
     .unwrap();
-    outbox.assert_exactly_once_after(&second).await;
+    pair.assert_exactly_once_after(&second).await;
 }
 
 #[tokio::test]
 async fn a_page_of_a_dead_relay_that_arrives_before_the_next_one_leads_counts() {
-    let outbox = Pair::start().await;
-    let proxies = Proxies::before(&outbox).await;
-    let first = proxies.relay(&outbox);
-    leads(&first).await;
+    let pair = Pair::start().await;
+    let proxies = Proxies::before(&pair).await;
+    let first = proxies.relay(&pair);
+    pair.leads(&first).await;
     let hold = Step::ScriptSent.hold(&proxies, 2);
-    outbox.write("orders", "orders", BACKLOG).await;
+    pair.write("orders", "orders", BACKLOG).await;
     hold.reached().await.unwrap();
     first.kill9();
-    let before = outbox.count("orders").await;
+    let before = pair.count("orders").await;
     hold.release();
-    outbox.reaches("orders", before + 1, DEADLINE).await;
-    let second = outbox.relay().spawn().unwrap();
-    outbox.assert_exactly_once_after(&second).await;
+    pair.reaches("orders", before + 1, DEADLINE).await;
+    let second = pair.relay().spawn().unwrap();
+    pair.assert_exactly_once_after(&second).await;
 }
 
 #[tokio::test]
 async fn a_checkpoint_of_a_dead_relay_that_arrives_late_does_nothing() {
-    let outbox = Pair::start().await;
-    let proxies = Proxies::before(&outbox).await;
-    let first = proxies.relay(&outbox);
-    leads(&first).await;
+    let pair = Pair::start().await;
+    let proxies = Proxies::before(&pair).await;
+    let first = proxies.relay(&pair);
+    pair.leads(&first).await;
     let hold = Step::CheckpointSent.hold(&proxies, 1);
-    outbox.write("orders", "orders", BACKLOG).await;
+    pair.write("orders", "orders", BACKLOG).await;
     hold.reached().await.unwrap();
     first.kill9();
     // The server still sees the dead relay's session, as after a crash of its whole machine.
-    let second = outbox.relay().spawn().unwrap();
-    outbox.all_published(DEADLINE).await;
+    let second = pair.relay().spawn().unwrap();
+    pair.all_published(DEADLINE).await;
     hold.release();
-    outbox.assert_exactly_once_after(&second).await;
+    pair.assert_exactly_once_after(&second).await;
 }
 
 /// The step of a take-over at which the relay dies: it has a marker of a new epoch and an old checkpoint.
 async fn killed_while_taking_over(matcher: Matcher, direction: Direction) {
-    let outbox = Pair::start().await;
-    let proxies = Proxies::before(&outbox).await;
-    let first = proxies.relay(&outbox);
-    leads(&first).await;
+    let pair = Pair::start().await;
+    let proxies = Proxies::before(&pair).await;
+    let first = proxies.relay(&pair);
+    pair.leads(&first).await;
     let held = Step::CheckpointSent.hold(&proxies, 1);
-    outbox.write("orders", "orders", BACKLOG).await;
+    pair.write("orders", "orders", BACKLOG).await;
     held.reached().await.unwrap();
     first.kill9();
     held.drop_it();
-    let old = outbox.checkpoint().await;
+    let old = pair.checkpoint().await;
 
     let redis = direction == Direction::Reply;
     let hold = if redis {
@@ -190,19 +189,19 @@ async fn killed_while_taking_over(matcher: Matcher, direction: Direction) {
         &proxies.postgres
     }
     .hold(matcher, direction);
-    let second = proxies.relay(&outbox);
+    let second = proxies.relay(&pair);
     hold.reached().await.unwrap();
     second.kill9();
     hold.drop_it();
-    let (marker, checkpoint) = (outbox.marker().await, outbox.checkpoint().await);
+    let (marker, checkpoint) = (pair.marker().await, pair.checkpoint().await);
     assert_eq!(checkpoint, old);
     assert!(
         marker.unwrap().0 > checkpoint.unwrap().0,
         "{marker:?} {checkpoint:?}"
     );
 
-    let third = outbox.relay().spawn().unwrap();
-    outbox.assert_exactly_once_after(&third).await;
+    let third = pair.relay().spawn().unwrap();
+    pair.assert_exactly_once_after(&third).await;
 }
 
 #[tokio::test]
@@ -221,5 +220,5 @@ async fn killed_between_marker_and_checkpoint_loses_and_doubles_nothing() {
 
 #[tokio::test]
 async fn killed_before_the_new_checkpoints_commit_loses_and_doubles_nothing() {
-    killed_while_taking_over(Matcher::sql("COMMIT"), Direction::Request).await;
+    killed_while_taking_over(Matcher::bytes(b"COMMIT\0"), Direction::Request).await;
 }

@@ -220,10 +220,28 @@ impl Pair {
 
     /// Stops a relay and compares both ends: exactly once, and the checkpoint where the marker is.
     pub(crate) async fn assert_exactly_once_after(&self, relay: &Process) {
+        self.leads(relay).await;
         self.all_published(DEADLINE).await;
         stop(relay).await;
         self.assert_exactly_once().await;
         assert_eq!(self.checkpoint().await, self.marker().await);
+    }
+
+    /// Waits until a relay leads: its take-over is complete in both servers.
+    pub(crate) async fn leads(&self, relay: &Process) {
+        let line = relay.wait_for_line(" epoch=", DEADLINE).await.unwrap();
+        let epoch = line.split_once(" epoch=").unwrap().1;
+        let epoch: i64 = epoch.split(' ').next().unwrap().parse().unwrap();
+        eventually(DEADLINE, "the take-over to be complete", || async {
+            let checkpoint = self.checkpoint().await;
+            if checkpoint.is_some_and(|(of, _, _)| of >= epoch) {
+                Ok(())
+            } else {
+                Err(checkpoint)
+            }
+        })
+        .await
+        .unwrap();
     }
 
     /// The marker in Redis.
@@ -286,7 +304,7 @@ pub(crate) async fn entries_of(redis: &Redis, stream: &str) -> Vec<Entry> {
 pub(crate) async fn marker_of(redis: &Redis) -> Option<Position> {
     let mut redis = redis.connect().await.unwrap();
     let (epoch, page, high): (Option<i64>, Option<i64>, Option<i64>) = redis
-        .hget(MARKER, &["epoch", "page", "high"])
+        .hmget(MARKER, &["epoch", "page", "high"])
         .await
         .unwrap();
     Some((epoch?, page?, high?))
@@ -307,11 +325,6 @@ pub(crate) fn assert_in_order(topic: &str, entries: &[Entry]) {
             );
         }
     }
-}
-
-/// Waits until a relay leads.
-pub(crate) async fn leads(relay: &Process) {
-    relay.wait_for_line("leading;", DEADLINE).await.unwrap();
 }
 
 /// Stops a relay gracefully.
