@@ -1,0 +1,229 @@
+//! README and ARCHITECTURE say what is so.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// A word of the map with one of these endings is the name of a file.
+const FILE_ENDINGS: [&str; 8] = [
+    ".rs", ".sql", ".lua", ".sh", ".toml", ".md", ".yaml", ".json",
+];
+
+/// A word that begins like this is a path, whatever its ending.
+const ROOTS: [&str; 6] = [
+    "crates/",
+    "migrations/",
+    "tests/",
+    "docker/",
+    "scripts/",
+    ".ci/",
+];
+
+/// What clap adds by itself.
+const FLAGS_OF_CLAP: [&str; 2] = ["--help", "--version"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn document(name: &str) -> String {
+    let path = root().join(name);
+    fs::read_to_string(&path).unwrap_or_else(|e| panic!("{name} cannot be read: {e}"))
+}
+
+/// The words of the code in a document: what stands between backticks, and its blocks.
+fn code_words(document: &str) -> BTreeSet<String> {
+    let mut words = BTreeSet::new();
+    // Every odd part is code, in a text where backticks come in pairs; a fence is one more pair and a half.
+    for part in document.replace("```", "`").split('`').skip(1).step_by(2) {
+        for word in part.split(|c: char| c.is_whitespace() || "()[],;:\"'".contains(c)) {
+            words.insert(word.trim_end_matches('.').to_owned());
+        }
+    }
+    words
+}
+
+/// `a/{b,c}.rs` as `a/b.rs` and `a/c.rs`.
+fn expand(word: &str) -> Vec<String> {
+    match (word.find('{'), word.find('}')) {
+        (Some(open), Some(close)) if open < close => word[open + 1..close]
+            .split(',')
+            .map(|middle| format!("{}{middle}{}", &word[..open], &word[close + 1..]))
+            .collect(),
+        _ => vec![word.to_owned()],
+    }
+}
+
+fn is_path(word: &str) -> bool {
+    let named = FILE_ENDINGS
+        .iter()
+        .any(|ending| word.len() > ending.len() && word.ends_with(ending));
+    named || ROOTS.iter().any(|root| word.starts_with(root))
+}
+
+/// A path from the root or from `crates/`; a bare name may stand anywhere.
+fn exists(path: &str, names: &BTreeSet<String>) -> bool {
+    let root = root();
+    root.join(path).exists()
+        || root.join("crates").join(path).exists()
+        || (!path.contains('/') && names.contains(path))
+}
+
+/// The names of all files, but for what was built.
+fn file_names(dir: &Path, names: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        let kind = entry.file_type().unwrap();
+        if kind.is_dir() && name != "target" && name != ".git" {
+            file_names(&entry.path(), names);
+        } else if kind.is_file() {
+            names.insert(name);
+        }
+    }
+}
+
+/// Every `--flag` in a text.
+fn flags(text: &str) -> BTreeSet<String> {
+    let is_flag = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    text.split(|c| !is_flag(c))
+        .filter(|word| {
+            word.strip_prefix("--")
+                .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_lowercase()))
+        })
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The variables named in a text, by the look of their names.
+fn variables(text: &str) -> BTreeSet<String> {
+    let is_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+    text.split(|c| !is_name(c))
+        .filter(|w| w.starts_with("OUTBOX_") || *w == "DATABASE_URL" || *w == "REDIS_URL")
+        .map(str::to_owned)
+        .collect()
+}
+
+fn help(command: &str) -> String {
+    let output = Command::new(outbox_testkit::relay_binary())
+        .args([command, "--help"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The rows of the README's tables in which a flag is explained: those whose first cell names one.
+fn configuration_rows(readme: &str) -> Vec<&str> {
+    readme
+        .lines()
+        .filter(|line| {
+            line.trim_start()
+                .strip_prefix('|')
+                .and_then(|rest| rest.split('|').next())
+                .is_some_and(|first| first.trim_start().trim_start_matches('`').starts_with("--"))
+        })
+        .collect()
+}
+
+#[test]
+fn every_path_that_the_map_names_exists() {
+    let map = document("ARCHITECTURE.md");
+    let mut names = BTreeSet::new();
+    file_names(&root(), &mut names);
+    let paths: Vec<String> = code_words(&map)
+        .iter()
+        .flat_map(|word| expand(word))
+        .filter(|word| is_path(word))
+        .collect();
+    assert!(
+        paths.len() >= 10,
+        "a map names its entry points; found {paths:?}"
+    );
+    let missing: Vec<&String> = paths.iter().filter(|p| !exists(p, &names)).collect();
+    assert!(
+        missing.is_empty(),
+        "ARCHITECTURE.md names what is not there: {missing:?}"
+    );
+}
+
+#[test]
+fn the_map_names_every_crate() {
+    let map = document("ARCHITECTURE.md");
+    for entry in fs::read_dir(root().join("crates")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let named = [format!("crates/{name}"), format!("outbox-{name}")];
+        assert!(
+            named.iter().any(|n| map.contains(n)),
+            "ARCHITECTURE.md names neither of {named:?}"
+        );
+    }
+}
+
+#[test]
+fn the_readme_explains_every_flag_of_run_and_no_other() {
+    let help = help("run");
+    let mut known = flags(&help);
+    for flag in FLAGS_OF_CLAP {
+        known.remove(flag);
+    }
+    let readme = document("README.md");
+    // The first cell: a row's text may mention other flags.
+    let explained: BTreeSet<String> = configuration_rows(&readme)
+        .iter()
+        .flat_map(|row| flags(row.split('|').nth(1).unwrap()))
+        .collect();
+    let missing: Vec<_> = known.difference(&explained).collect();
+    assert!(
+        missing.is_empty(),
+        "`run --help` has flags that README.md does not explain: {missing:?}"
+    );
+    let unknown: Vec<_> = explained.difference(&known).collect();
+    assert!(
+        unknown.is_empty(),
+        "README.md explains flags that `run --help` does not have: {unknown:?}"
+    );
+}
+
+#[test]
+fn every_flag_and_variable_in_the_readme_s_table_is_one_of_the_relay() {
+    let help = help("run");
+    let (flags_known, variables_known) = (flags(&help), variables(&help));
+    let readme = document("README.md");
+    let rows = configuration_rows(&readme).join("\n");
+    let unknown: Vec<String> = flags(&rows)
+        .difference(&flags_known)
+        .chain(variables(&rows).difference(&variables_known))
+        .cloned()
+        .collect();
+    assert!(
+        unknown.is_empty(),
+        "README.md's table names what the relay does not know: {unknown:?}"
+    );
+}
+
+#[test]
+fn code_words_are_found_in_spans_and_blocks() {
+    let words =
+        code_words("See `a/b.rs` and `c.lua, d.md`.\n\n```text\ncrates/x/ y.rs.\n```\nnot.rs");
+    for word in ["a/b.rs", "c.lua", "d.md", "crates/x/", "y.rs"] {
+        assert!(words.contains(word), "{words:?}");
+    }
+    assert!(!words.contains("not.rs"), "{words:?}");
+    assert_eq!(expand("x/{a,b}.rs"), ["x/a.rs", "x/b.rs"]);
+}
+
+#[test]
+fn flags_and_variables_are_found_in_text() {
+    let found: Vec<String> = flags("| `--a-b` <X> | --c=3, not-this -- nor --- | `OUTBOX_A`")
+        .into_iter()
+        .collect();
+    assert_eq!(found, ["--a-b", "--c"]);
+    let found: Vec<String> = variables("`OUTBOX_A`, DATABASE_URL, OTHER")
+        .into_iter()
+        .collect();
+    assert_eq!(found, ["DATABASE_URL", "OUTBOX_A"]);
+}

@@ -1,0 +1,217 @@
+//! Two databases, a Redis, a relay and a consumer, as two services have them.
+
+use std::time::Duration;
+
+use deadpool_postgres::{Manager, Pool};
+use outbox_consumer::{Consumer, Message, Transaction};
+use outbox_producer::write;
+use outbox_testkit::{Postgres, Process, Redis, eventually};
+use tokio::{sync::oneshot, task::JoinHandle};
+use tokio_postgres::{Client, NoTls};
+
+/// Longer than anything takes on a busy machine; a test that waits this long has failed.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+
+/// The relay's default prefix and the topic of all tests.
+pub(crate) const STREAM: &str = "outbox:orders";
+
+const TOPIC: &str = "orders";
+
+/// Neither table has a unique key on what is counted: double effects show.
+const SHOP_TABLES: &str = "CREATE TABLE orders (key text NOT NULL)";
+const WAREHOUSE_TABLES: &str = "CREATE TABLE effects (key text NOT NULL)";
+
+pub(crate) struct World {
+    pub(crate) redis: Redis,
+    shop_url: String,
+    warehouse_url: String,
+    pub(crate) shop: Client,
+    warehouse: Client,
+}
+
+impl World {
+    /// Both databases on the shared Postgres, and a Redis of its own that keeps nothing.
+    pub(crate) async fn open() -> Self {
+        let postgres = Postgres::shared().await.unwrap();
+        let redis = Redis::start().await.unwrap();
+        let shop_database = postgres.fresh_outbox().await.unwrap();
+        let warehouse_database = postgres.fresh_inbox().await.unwrap();
+        let shop = postgres.connect(&shop_database).await.unwrap();
+        shop.batch_execute(SHOP_TABLES).await.unwrap();
+        let warehouse = postgres.connect(&warehouse_database).await.unwrap();
+        warehouse.batch_execute(WAREHOUSE_TABLES).await.unwrap();
+        Self {
+            redis,
+            shop_url: postgres.url(&shop_database),
+            warehouse_url: postgres.url(&warehouse_database),
+            shop,
+            warehouse,
+        }
+    }
+
+    /// One more connection to the shop's database.
+    pub(crate) async fn cashier(&self) -> Client {
+        let (client, connection) = tokio_postgres::connect(&self.shop_url, NoTls)
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        client
+    }
+
+    /// The relay's binary with its default settings.
+    pub(crate) fn relay(&self) -> Process {
+        outbox_testkit::relay(&self.shop_url, &self.redis.url())
+            .spawn()
+            .unwrap()
+    }
+
+    /// A consumer that writes one effect for each message.
+    pub(crate) fn consumer(&self) -> Running {
+        let manager = Manager::new(self.warehouse_url.parse().unwrap(), NoTls);
+        let pool = Pool::builder(manager).max_size(4).build().unwrap();
+        let redis = redis::Client::open(self.redis.url()).unwrap();
+        let consumer = Consumer::builder(pool, redis, "warehouse")
+            .topic(TOPIC)
+            .stream_prefix("outbox:")
+            .outage_backoff(Duration::from_millis(10), Duration::from_millis(200))
+            .build()
+            .unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let task = tokio::spawn(consumer.run(ship, async move {
+            let _ = stopped.await;
+        }));
+        Running { stop, task }
+    }
+
+    /// The keys of all orders that were committed, sorted.
+    pub(crate) async fn orders(&self) -> Vec<String> {
+        keys(&self.shop, "SELECT key FROM orders").await
+    }
+
+    /// The keys of all effects, sorted, as often as they took effect.
+    pub(crate) async fn effects(&self) -> Vec<String> {
+        keys(&self.warehouse, "SELECT key FROM effects").await
+    }
+
+    /// Waits until every message that was committed is marked as sent.
+    pub(crate) async fn everything_sent(&self) {
+        let unsent = "SELECT count(*) FROM outbox.message_status WHERE NOT sent";
+        eventually(DEADLINE, "no message left to send", || async {
+            let unsent: i64 = self.shop.query_one(unsent, &[]).await.unwrap().get(0);
+            if unsent == 0 { Ok(()) } else { Err(unsent) }
+        })
+        .await
+        .unwrap();
+    }
+
+    /// Waits until each order has an effect and the group has settled all that is in the stream, then sees that
+    /// orders and effects are the same, each once.
+    pub(crate) async fn one_effect_for_each_order(&self) {
+        let orders = self.orders().await;
+        eventually(DEADLINE, "an effect of each order", || async {
+            let mut effects = self.effects().await;
+            effects.dedup();
+            let missing = orders
+                .iter()
+                .filter(|key| effects.binary_search(key).is_err());
+            match missing.count() {
+                0 => Ok(()),
+                missing => Err(missing),
+            }
+        })
+        .await
+        .unwrap();
+        self.stream_settled().await;
+        assert_eq!(self.effects().await, orders);
+    }
+
+    /// Waits until the group has been given and has acknowledged everything in the stream.
+    async fn stream_settled(&self) {
+        eventually(DEADLINE, "a group with nothing left to do", || async {
+            let mut redis = self.redis.connect().await.unwrap();
+            let (stream, groups): (
+                redis::streams::StreamInfoStreamReply,
+                redis::streams::StreamInfoGroupsReply,
+            ) = redis::pipe()
+                .cmd("XINFO")
+                .arg("STREAM")
+                .arg(STREAM)
+                .cmd("XINFO")
+                .arg("GROUPS")
+                .arg(STREAM)
+                .query_async(&mut redis)
+                .await
+                .map_err(|e| e.to_string())?;
+            let group = groups.groups.first().ok_or("no group")?;
+            if group.pending == 0 && group.last_delivered_id == stream.last_generated_id {
+                Ok(())
+            } else {
+                Err(format!("{group:?}"))
+            }
+        })
+        .await
+        .unwrap();
+    }
+
+    /// The message key of each entry in the stream, in the stream's order; none where there is no stream.
+    pub(crate) async fn stream_keys(&self) -> Vec<String> {
+        let mut redis = self.redis.connect().await.unwrap();
+        let range: redis::streams::StreamRangeReply = redis::cmd("XRANGE")
+            .arg(&[STREAM, "-", "+"])
+            .query_async(&mut redis)
+            .await
+            .unwrap();
+        range
+            .ids
+            .iter()
+            .map(|entry| entry.get("message_key").unwrap())
+            .collect()
+    }
+}
+
+/// A consumer that runs in the background.
+pub(crate) struct Running {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<Result<(), outbox_consumer::Error>>,
+}
+
+impl Running {
+    /// Tells it to stop, and waits until it has.
+    pub(crate) async fn stop(self) {
+        let _ = self.stop.send(());
+        tokio::time::timeout(DEADLINE, self.task)
+            .await
+            .expect("the consumer stops")
+            .unwrap()
+            .unwrap();
+    }
+}
+
+/// Writes an order and its message into the transaction; what becomes of both is the caller's.
+pub(crate) async fn write_order(transaction: &tokio_postgres::Transaction<'_>, key: &str) {
+    transaction
+        .execute("INSERT INTO orders (key) VALUES ($1)", &[&key])
+        .await
+        .unwrap();
+    let message = outbox_producer::Message::raw_json(TOPIC, "{}").message_key(key);
+    write(transaction, &message).await.unwrap();
+}
+
+/// An order in a transaction of its own.
+pub(crate) async fn place_order(client: &mut Client, key: &str) {
+    let transaction = client.transaction().await.unwrap();
+    write_order(&transaction, key).await;
+    transaction.commit().await.unwrap();
+}
+
+async fn ship(tx: &Transaction<'_>, message: &Message) -> Result<(), tokio_postgres::Error> {
+    let sql = "INSERT INTO effects (key) VALUES ($1)";
+    tx.execute(sql, &[&message.message_key()]).await.map(drop)
+}
+
+async fn keys(client: &Client, sql: &str) -> Vec<String> {
+    let rows = client.query(sql, &[]).await.unwrap();
+    let mut keys: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    keys.sort();
+    keys
+}
