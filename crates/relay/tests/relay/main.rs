@@ -6,6 +6,9 @@
 )]
 
 mod crash_points;
+mod histories;
 mod late_commits;
+mod leadership;
 mod pair;
+mod start_table;
 mod support;
