@@ -6,7 +6,7 @@
 //! 1. `postgres/` and `redis/`: the servers. `builder` is the set-up, `faults` what can happen to one.
 //! 2. `proxy/`: the network between them. `hold` stops it at a chosen request, `link` is one connection, `frames` the
 //!    Postgres protocol as far as that needs it.
-//! 3. `process.rs`: the programs under test.
+//! 3. `process.rs`, `relay.rs`: the programs under test.
 //! 4. `wait.rs`: waiting for a condition with a deadline.
 //! 5. `supervised.rs`, `process_tree.rs`, `sandbox.rs` and `watchdog.sh`: how processes are started and
 //!    killed, and why none is left when a test panics or is killed.
@@ -50,6 +50,7 @@ mod process;
 mod process_tree;
 mod proxy;
 mod redis;
+mod relay;
 mod sandbox;
 mod snapshot;
 mod supervised;
@@ -59,9 +60,10 @@ pub use crate::{
     certificates::{Authority, Certificate},
     error::Error,
     postgres::{Postgres, PostgresBuilder, Shutdown, StandbyBuilder},
-    process::{Output, Process, ProcessBuilder, relay, relay_binary},
+    process::{Output, Process, ProcessBuilder},
     proxy::{Direction, Hold, Matcher, Proxy},
     redis::{Fsync, Keys, Persistence, Redis, RedisBuilder},
+    relay::{relay, relay_binary},
     snapshot::Snapshot,
     wait::{Probe, eventually},
 };

@@ -5,7 +5,7 @@ use std::{
     ffi::OsString,
     fs,
     io::{BufRead, BufReader, Read},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, ExitStatus, Stdio},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
@@ -15,9 +15,6 @@ use std::{
 use nix::{sys::signal::Signal, unistd::Pid};
 
 use crate::{Error, process_tree, sandbox, supervised::launcher, wait::POLL_INTERVAL};
-
-/// Names the relay's binary, for tests that are not built beside it.
-const RELAY_VARIABLE: &str = "OUTBOX_RELAY_BIN";
 
 /// Lines that are kept of a process; beyond that the oldest go.
 const LINES_MAX: usize = 100_000;
@@ -37,7 +34,7 @@ pub enum Output {
     Stderr,
 }
 
-/// A process that is about to be started; made by [`Process::builder`] and [`relay`].
+/// A process that is about to be started; made by [`Process::builder`] and [`relay`](crate::relay).
 #[derive(Clone, Debug)]
 #[must_use = "nothing starts before `spawn`"]
 pub struct ProcessBuilder {
@@ -347,49 +344,6 @@ impl Drop for Process {
         // What cannot be removed now is removed by the watchdog.
         let _ = fs::remove_dir_all(&self.dir);
     }
-}
-
-/// The relay's binary: what `OUTBOX_RELAY_BIN` names, else `outbox-relay` beside the directory of the running
-/// test binary, where cargo puts it. It is what the last build made: a test in another package does not build it.
-///
-/// # Panics
-///
-/// When it is not there: it has to be built before tests that run it, and the message says how.
-#[must_use]
-pub fn relay_binary() -> PathBuf {
-    if let Some(path) = std::env::var_os(RELAY_VARIABLE).map(PathBuf::from) {
-        assert!(
-            path.is_file(),
-            "{RELAY_VARIABLE} names {}, which is no file",
-            path.display()
-        );
-        return path;
-    }
-    let test = std::env::current_exe().expect("the system knows the path of a running program");
-    let dir = test
-        .parent()
-        .and_then(Path::parent)
-        .expect("a test binary is below target/PROFILE");
-    let path = dir.join("outbox-relay");
-    assert!(
-        path.is_file(),
-        "there is no {}: run `cargo build -p outbox-relay` with the same profile first, or name the binary in \
-         {RELAY_VARIABLE}",
-        path.display(),
-    );
-    path
-}
-
-/// `outbox-relay run`, with its two servers in `DATABASE_URL` and `REDIS_URL`; add arguments, then spawn.
-///
-/// # Panics
-///
-/// When the binary is missing; see [`relay_binary`].
-pub fn relay(postgres_url: &str, redis_url: &str) -> ProcessBuilder {
-    Process::builder(relay_binary())
-        .arg("run")
-        .env("DATABASE_URL", postgres_url)
-        .env("REDIS_URL", redis_url)
 }
 
 /// Reads an output to its end on a thread: the process must never block on a full pipe.
