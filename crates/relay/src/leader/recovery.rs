@@ -40,9 +40,13 @@ impl Leader<'_> {
             };
             self.refusals = (row.id(), times);
             if times >= REFUSALS_MAX {
-                self.progress
-                    .set_aside(&self.session, row, &error.one_line())
-                    .await?;
+                let reason = format!(
+                    "its {} bytes are more than Redis takes (proto-max-bulk-len, client-query-buffer-limit): {error} \
+                     {times} times with this message alone: {}",
+                    row.bytes(),
+                    cause(&error)
+                );
+                self.progress.set_aside(&self.session, row, &reason).await?;
             }
         }
         let rows = u32::try_from(page.rows.len() / 2).unwrap_or(u32::MAX);
@@ -126,4 +130,9 @@ impl Leader<'_> {
             .await?
             .get(0))
     }
+}
+
+/// What the server or the system said.
+fn cause(error: &Error) -> String {
+    std::error::Error::source(error).map_or_else(String::new, ToString::to_string)
 }

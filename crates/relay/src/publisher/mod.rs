@@ -293,6 +293,11 @@ impl Publisher {
                 self.load_scripts().await?;
                 self.call("publish a page", &script).await?
             }
+            Err(Error::Redis { source, doing }) if is_missing_right(&source) => {
+                return self
+                    .stream_without_rights(write, Error::Redis { source, doing })
+                    .await;
+            }
             other => other?,
         };
         match reply
@@ -316,6 +321,35 @@ impl Publisher {
                 "the page script replied {other:?}"
             ))),
         }
+    }
+
+    /// Finds the stream that this user may not write to. Redis checks the rights to all keys of a call before it
+    /// runs the script, and names none of them; so it is asked about each stream alone. The script does nothing
+    /// there, since no marker has an empty epoch.
+    async fn stream_without_rights(
+        &mut self,
+        write: &PageWrite<'_>,
+        error: Error,
+    ) -> Result<Published> {
+        for stream in write.streams {
+            let mut probe = script_call(&self.page, &[&self.marker_key, &self.gaps_key, stream]);
+            probe.arg("").arg("").arg(0);
+            match self
+                .call("look for the stream that is refused", &probe)
+                .await
+            {
+                Ok(_) => {}
+                Err(Error::Redis { source, .. }) if is_missing_right(&source) => {
+                    return Ok(Published::StreamRefuses {
+                        stream: stream.clone(),
+                        reason: source.to_string().chars().take(300).collect(),
+                    });
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        // Not a stream: the marker, the gaps or the script itself.
+        Err(error)
     }
 
     fn refused(&self, write: &PageWrite<'_>, key: &str, reason: &str) -> Result<Published> {
@@ -469,6 +503,10 @@ pub(crate) fn may_be_the_page(error: &Error) -> bool {
         fault,
         RedisFault::Connection | RedisFault::Reply(ReplyCode::Err)
     ) && of_redis(fault) == Meaning::Outage
+}
+
+fn is_missing_right(error: &redis::RedisError) -> bool {
+    redis_fault(error) == RedisFault::Reply(ReplyCode::NoPerm)
 }
 
 fn script_call(script: &Script, keys: &[&String]) -> Cmd {
