@@ -340,9 +340,10 @@ impl Publisher {
             {
                 Ok(_) => {}
                 Err(Error::Redis { source, .. }) if is_missing_right(&source) => {
+                    let said = source.detail().unwrap_or_default();
                     return Ok(Published::StreamRefuses {
                         stream: stream.clone(),
-                        reason: source.to_string().chars().take(300).collect(),
+                        reason: format!("NOPERM {said}").chars().take(300).collect(),
                     });
                 }
                 Err(other) => return Err(other),

@@ -11,4 +11,5 @@ mod late_commits;
 mod leadership;
 mod pair;
 mod start_table;
+mod streams;
 mod support;
