@@ -58,7 +58,7 @@ impl Builder {
             redis,
             group,
             topics: Vec::new(),
-            stream_prefix: String::new(),
+            stream_prefix: "outbox:".to_owned(),
             name: None,
             batch: 100,
             claim_after: Duration::from_secs(60),
@@ -89,7 +89,7 @@ impl Builder {
     }
 
     /// What stands before the topic in the key of its stream: the relay's `--stream-prefix`.
-    /// Default: nothing.
+    /// Default: `outbox:`, as the relay's.
     pub fn stream_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.stream_prefix = prefix.into();
         self

@@ -11,7 +11,7 @@ use std::{
 use outbox_consumer::{HandlerError, Message, Transaction};
 use outbox_testkit::eventually;
 
-use crate::shop::{DEADLINE, Running, Shop, run, ship};
+use crate::shop::{DEADLINE, ORDERS, Running, Shop, run, ship};
 
 async fn ship_but_bad(tx: &Transaction<'_>, message: &Message) -> Result<(), HandlerError> {
     ship(tx, message).await?;
@@ -52,7 +52,7 @@ async fn a_message_that_fails_too_often_becomes_a_dead_letter_and_its_batch_mate
 #[tokio::test]
 async fn a_dead_letter_keeps_the_whole_message() {
     let shop = Shop::open().await;
-    let mut command = crate::shop::entry("orders", "bad", "{\"n\":1.10}");
+    let mut command = crate::shop::entry(ORDERS, "bad", "{\"n\":1.10}");
     command
         .arg("ordering_key")
         .arg("k")
@@ -93,7 +93,7 @@ async fn malformed_entries_and_panics_do_not_stop_the_stream() {
         [b"payload", b"\xff\xfe"],
     ] {
         redis::cmd("XADD")
-            .arg("orders")
+            .arg(ORDERS)
             .arg("*")
             .arg(&fields)
             .query_async::<String>(&mut connection)

@@ -13,7 +13,7 @@ use outbox_testkit::{
     Direction, Fsync, Matcher, Persistence, Postgres, Proxy, Redis, Shutdown, eventually,
 };
 
-use crate::shop::{DEADLINE, Running, Shop, consumer_at, run, ship};
+use crate::shop::{DEADLINE, ORDERS, Running, Shop, consumer_at, run, ship};
 
 fn unharmed(consumer: &Running) {
     let counts = consumer.counters.snapshot();
@@ -104,7 +104,7 @@ async fn a_redis_that_restarts_and_loads_is_waited_for() {
     eventually(DEADLINE, "the end of loading", || async {
         let mut connection = shop.redis.connect().await.ok()?;
         redis::cmd("XLEN")
-            .arg("orders")
+            .arg(ORDERS)
             .query_async::<i64>(&mut connection)
             .await
             .ok()

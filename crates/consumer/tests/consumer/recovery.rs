@@ -7,7 +7,7 @@ use std::{
 
 use outbox_testkit::eventually;
 
-use crate::shop::{DEADLINE, GROUP, Shop, run, ship};
+use crate::shop::{DEADLINE, GROUP, ORDERS, Shop, run, ship};
 
 const LONG_AGO: Duration = Duration::from_secs(3_600);
 
@@ -98,7 +98,7 @@ async fn deleted_entries_of_ones_own_are_counted_and_acknowledged() {
     shop.publish_many(3).await;
     let ids = shop.held_by("c1", 3, Duration::ZERO).await;
     redis::cmd("XDEL")
-        .arg("orders")
+        .arg(ORDERS)
         .arg(&ids[1])
         .query_async::<i64>(&mut shop.redis().await)
         .await
@@ -120,7 +120,7 @@ async fn deleted_entries_of_a_dead_member_are_counted() {
     shop.publish_many(3).await;
     let ids = shop.held_by("c1", 3, LONG_AGO).await;
     redis::cmd("XDEL")
-        .arg("orders")
+        .arg(ORDERS)
         .arg(&ids[1])
         .query_async::<i64>(&mut shop.redis().await)
         .await
@@ -166,7 +166,7 @@ async fn a_group_that_is_destroyed_is_made_anew_from_the_start() {
     shop.single_effects(5).await;
 
     redis::cmd("XGROUP")
-        .arg(&["DESTROY", "orders", GROUP])
+        .arg(&["DESTROY", ORDERS, GROUP])
         .query_async::<i64>(&mut shop.redis().await)
         .await
         .unwrap();
@@ -186,7 +186,7 @@ async fn an_entry_that_was_set_aside_but_not_acknowledged_is_not_run_again() {
     shop.db
         .execute(
             "INSERT INTO inbox.dead_letters (consumer_group, stream, entry_id, topic, message_key, payload, attempts, reason)
-             VALUES ('shipping', 'orders', $1, 'orders', 'a', '', 5, 'before the crash')",
+             VALUES ('shipping', 'outbox:orders', $1, 'orders', 'a', '', 5, 'before the crash')",
             &[&id],
         )
         .await

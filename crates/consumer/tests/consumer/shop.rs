@@ -14,6 +14,9 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 pub(crate) const GROUP: &str = "shipping";
 
+/// The stream of the topic `orders`, as long as it has one partition.
+pub(crate) const ORDERS: &str = "outbox:orders";
+
 /// No unique key: double effects show.
 const SHOP_TABLES: &str = "CREATE TABLE effects (grp text NOT NULL, key text NOT NULL);
     CREATE TABLE counter (n integer NOT NULL); INSERT INTO counter VALUES (0)";
@@ -59,7 +62,7 @@ impl Shop {
     /// Publishes one message as the relay does.
     pub(crate) async fn publish(&self, topic: &str, key: &str) -> String {
         let mut connection = self.redis().await;
-        entry(topic, key, "{}")
+        entry(&stream(topic), key, "{}")
             .query_async(&mut connection)
             .await
             .unwrap()
@@ -69,7 +72,7 @@ impl Shop {
     pub(crate) async fn publish_many(&self, count: usize) {
         let mut pipeline = redis::pipe();
         for n in 0..count {
-            pipeline.add_command(entry("orders", &format!("order-{n}"), "{}"));
+            pipeline.add_command(entry(ORDERS, &format!("order-{n}"), "{}"));
         }
         let mut connection = self.redis().await;
         pipeline
@@ -125,7 +128,7 @@ impl Shop {
     pub(crate) async fn pending(&self, topic: &str) -> usize {
         let mut connection = self.redis().await;
         let summary: redis::Value = redis::cmd("XPENDING")
-            .arg(topic)
+            .arg(stream(topic))
             .arg(GROUP)
             .query_async(&mut connection)
             .await
@@ -154,7 +157,7 @@ impl Shop {
         let mut connection = self.redis().await;
         let reply: redis::streams::StreamInfoConsumersReply = redis::cmd("XINFO")
             .arg("CONSUMERS")
-            .arg("orders")
+            .arg(ORDERS)
             .arg(GROUP)
             .query_async(&mut connection)
             .await
@@ -192,13 +195,13 @@ impl Shop {
     pub(crate) async fn held_by(&self, member: &str, count: usize, idle: Duration) -> Vec<String> {
         let mut connection = self.redis().await;
         let _: redis::RedisResult<()> = redis::cmd("XGROUP")
-            .arg(&["CREATE", "orders", GROUP, "0", "MKSTREAM"])
+            .arg(&["CREATE", ORDERS, GROUP, "0", "MKSTREAM"])
             .query_async(&mut connection)
             .await;
         let reply: redis::streams::StreamReadReply = redis::cmd("XREADGROUP")
             .arg(&["GROUP", GROUP, member, "COUNT"])
             .arg(count)
-            .arg(&["STREAMS", "orders", ">"])
+            .arg(&["STREAMS", ORDERS, ">"])
             .query_async(&mut connection)
             .await
             .unwrap();
@@ -206,7 +209,7 @@ impl Shop {
         assert_eq!(ids.len(), count);
         let idle_ms = u64::try_from(idle.as_millis()).unwrap();
         redis::cmd("XCLAIM")
-            .arg(&["orders", GROUP, member, "0"])
+            .arg(&[ORDERS, GROUP, member, "0"])
             .arg(&ids)
             .arg("IDLE")
             .arg(idle_ms)
@@ -243,11 +246,16 @@ pub(crate) fn consumer_at(postgres_url: &str, redis_url: &str) -> Builder {
     .response_timeout(ms(2_000))
 }
 
+/// The stream of a topic that has one partition.
+pub(crate) fn stream(topic: &str) -> String {
+    format!("outbox:{topic}")
+}
+
 /// An entry by the contract of the stream's fields; the outbox id is of no matter here.
-pub(crate) fn entry(topic: &str, key: &str, payload: &str) -> redis::Cmd {
+pub(crate) fn entry(stream: &str, key: &str, payload: &str) -> redis::Cmd {
     let mut command = redis::cmd("XADD");
     command
-        .arg(topic)
+        .arg(stream)
         .arg("*")
         .arg("id")
         .arg(7)
