@@ -54,7 +54,6 @@ async fn try_take_over(
     let facts = read_facts(session, publisher, &found, &config.stream_prefix).await?;
     let plan = start::plan(&found, &facts, config.on_redis_loss).map_err(Error::Refused)?;
     let cursor = anchored(session, plan.cursor.clone()).await?;
-    report(&plan, &cursor, &facts, &found);
     let place = Place {
         history: History {
             system_id: facts.system_id,
@@ -79,6 +78,8 @@ async fn try_take_over(
             config.retention,
         )
         .await?;
+    // Only now: during an outage every try would say that it leads.
+    report(&plan, &place.cursor, &facts, &found);
     let mut progress = Progress::new(place, plan.suspect, config.stream_prefix.clone());
     progress.checkpoint(session).await?;
     let replay_until = match plan.case {
