@@ -34,6 +34,27 @@ BEGIN
         applied_at     timestamptz NOT NULL DEFAULT now(),
         PRIMARY KEY (consumer_group, topic, message_key)
     );
+    -- For the purge. New rows go to the right end of their group, so it costs an insert little.
+    CREATE INDEX applied_by_age ON inbox.applied (consumer_group, applied_at);
+
+    -- Up to when keys of a group may have been purged: what was published before that may have been applied,
+    -- although its key is not there any more.
+    CREATE TABLE inbox.purged (
+        consumer_group  text PRIMARY KEY,
+        applied_through timestamptz NOT NULL DEFAULT '-infinity'
+    );
+
+    -- Which past of this database a group has seen, to compare with what stands in Redis. A restored database
+    -- has an older mark, or another branch. `positions`: up to which entry of each stream all was settled, when
+    -- the mark was set.
+    CREATE TABLE inbox.history (
+        consumer_group text PRIMARY KEY,
+        branch         uuid NOT NULL,
+        mark           bigint NOT NULL,
+        redis_ms       bigint NOT NULL,
+        positions      jsonb NOT NULL,
+        marked_at      timestamptz NOT NULL DEFAULT now()
+    );
 
     -- How often a message has been tried, for those that failed or were redelivered after a crash.
     CREATE TABLE inbox.attempts (
@@ -45,8 +66,13 @@ BEGIN
         updated_at     timestamptz NOT NULL DEFAULT now(),
         PRIMARY KEY (consumer_group, topic, message_key)
     );
+    CREATE INDEX attempts_by_age ON inbox.attempts (consumer_group, updated_at);
 
     -- Entries set aside with their reason. A malformed entry has no message key; its stream id names it.
+    --
+    -- `state`: `dead` waits for a person; `retry` is delivered from here to this group; `waiting` never failed, but
+    -- its ordering key is held by an earlier row. `holds`: later messages of the ordering key wait for this row.
+    -- `tries` counts within one series of attempts, `attempts` in all; `not_before` is when the next may begin.
     CREATE TABLE inbox.dead_letters (
         id             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         consumer_group text NOT NULL,
@@ -64,8 +90,77 @@ BEGIN
         attempts       integer NOT NULL,
         reason         text NOT NULL,
         set_aside_at   timestamptz NOT NULL DEFAULT now(),
-        UNIQUE (consumer_group, stream, entry_id)
+        state          text NOT NULL DEFAULT 'dead' CHECK (state IN ('dead', 'retry', 'waiting')),
+        holds          boolean NOT NULL DEFAULT false,
+        tries          integer NOT NULL DEFAULT 0,
+        not_before     timestamptz NOT NULL DEFAULT '-infinity',
+        UNIQUE (consumer_group, stream, entry_id),
+        CHECK (state = 'dead' OR message_key IS NOT NULL),
+        CHECK (NOT holds OR ordering_key IS NOT NULL)
     );
+    -- An ordering key has up to 16 KiB, more than an entry of an index; equal keys have equal hashes.
+    CREATE INDEX dead_letters_holding ON inbox.dead_letters (consumer_group, topic, hashtext(ordering_key), id) WHERE holds;
+    CREATE INDEX dead_letters_due ON inbox.dead_letters (consumer_group, id) WHERE state <> 'dead';
+    CREATE INDEX dead_letters_by_age ON inbox.dead_letters (consumer_group, set_aside_at) WHERE state = 'dead';
+
+    -- The contract for every language: call it first in the transaction of the effects, apply the messages whose
+    -- keys it returns, commit, then XACK all of them. Waits for a transaction that is applying the same key.
+    CREATE FUNCTION inbox.claim(consumer_group text, topic text, message_keys text[]) RETURNS SETOF text
+    LANGUAGE plpgsql VOLATILE STRICT AS $function$
+    BEGIN
+        -- A commit that is not flushed could be lost after the XACK, and nothing would deliver the message again.
+        PERFORM pg_catalog.set_config('synchronous_commit', 'on', true);
+        RETURN QUERY
+            INSERT INTO inbox.applied AS a (consumer_group, topic, message_key)
+            SELECT claim.consumer_group, claim.topic, k.message_key
+            FROM pg_catalog.unnest(claim.message_keys) AS k (message_key)
+            ORDER BY k.message_key  -- two callers with the same keys wait for each other in one order
+            ON CONFLICT DO NOTHING
+            RETURNING a.message_key;
+    END
+    $function$;
+
+    -- Deletes keys and attempts of a group that are older than `retention`, `rows_max` of each at the most, and
+    -- returns how many it deleted. Does nothing while another session does it. The first call only prepares.
+    CREATE FUNCTION inbox.purge(consumer_group text, retention interval, rows_max integer) RETURNS bigint
+    LANGUAGE plpgsql VOLATILE STRICT AS $function$
+    #variable_conflict use_column
+    DECLARE
+        horizon timestamptz := pg_catalog.now() - retention;
+        through timestamptz;
+        keys    bigint := 0;
+        counts  bigint := 0;
+    BEGIN
+        IF NOT pg_catalog.pg_try_advisory_xact_lock(1869968483, pg_catalog.hashtext(purge.consumer_group)) THEN
+            RETURN 0;
+        END IF;
+        -- A consumer that meets an old entry holds the row FOR SHARE until its key is in. So the row is there
+        -- some time before anything is deleted, and is changed before.
+        INSERT INTO inbox.purged AS p (consumer_group) VALUES (purge.consumer_group) ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            RETURN 0;
+        END IF;
+        SELECT pg_catalog.max(a.applied_at) INTO through
+        FROM (SELECT applied_at FROM inbox.applied
+              WHERE consumer_group = purge.consumer_group AND applied_at < horizon
+              ORDER BY applied_at LIMIT rows_max) AS a;
+        IF through IS NOT NULL THEN
+            UPDATE inbox.purged AS p SET applied_through = GREATEST(p.applied_through, through)
+            WHERE p.consumer_group = purge.consumer_group;
+            DELETE FROM inbox.applied WHERE ctid = ANY (ARRAY(
+                SELECT ctid FROM inbox.applied
+                WHERE consumer_group = purge.consumer_group AND applied_at <= through
+                ORDER BY applied_at LIMIT rows_max));
+            GET DIAGNOSTICS keys = ROW_COUNT;
+        END IF;
+        DELETE FROM inbox.attempts WHERE ctid = ANY (ARRAY(
+            SELECT ctid FROM inbox.attempts
+            WHERE consumer_group = purge.consumer_group AND updated_at < horizon
+            ORDER BY updated_at LIMIT rows_max FOR UPDATE SKIP LOCKED));
+        GET DIAGNOSTICS counts = ROW_COUNT;
+        RETURN keys + counts;
+    END
+    $function$;
 
     INSERT INTO inbox.schema_version (version) VALUES (1);
 END
