@@ -63,6 +63,12 @@ impl<'p> Outbox<'p> {
         }
     }
 
+    /// The same outbox with a new session, after Postgres was restarted.
+    pub(crate) async fn reopened(self) -> Self {
+        let db = self.client().await;
+        Self { db, ..self }
+    }
+
     /// One more session.
     pub(crate) async fn client(&self) -> Client {
         self.postgres.connect(&self.database).await.unwrap()
@@ -175,6 +181,17 @@ impl<'p> Outbox<'p> {
             let row = db.query_one(progress, &[]).await.unwrap();
             let (last, high): (Option<i64>, Option<i64>) = (row.get(0), row.get(1));
             Err((last, high, row.get::<_, Vec<String>>(2)))
+        })
+        .await
+        .unwrap();
+    }
+
+    /// Waits until the checkpoint has passed every committed row, with gaps or without.
+    pub(crate) async fn settles_but_for_gaps(&self, deadline: Duration) {
+        let passed = "SELECT max(id) <= (SELECT high FROM outbox.checkpoint) FROM outbox.messages";
+        eventually(deadline, "every row to be read", || async {
+            let row = self.db.query_one(passed, &[]).await.unwrap();
+            row.get::<_, Option<bool>>(0).unwrap_or(false)
         })
         .await
         .unwrap();
