@@ -1,11 +1,12 @@
 //! What is shown while it runs: bars on a terminal, plain lines elsewhere.
 
 use std::{
+    fmt,
     io::{self, IsTerminal, Write},
     time::{Duration, Instant},
 };
 
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
 
 /// How often the numbers are looked at.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(200);
@@ -13,7 +14,7 @@ pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// How often a plain line is written.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
 
-const BAR: &str = "{prefix:>8} [{bar:40.cyan/blue}] {pos:>7}/{len} {per_sec:>12} {msg}";
+const BAR: &str = "{prefix:>8} [{bar:40.cyan/blue}] {pos:>7}/{len} {rate:>7} {msg}";
 
 /// The numbers at one moment.
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,11 +91,11 @@ impl Progress {
         }
     }
 
-    /// Leaves the bars as they are and shows no more.
+    /// Takes the bars away and shows no more, so that what is said afterwards stays last.
     pub(crate) fn finish(&self) {
         if let Some(bars) = &self.bars {
-            bars.placed.abandon();
-            bars.shipped.abandon();
+            bars.placed.finish_and_clear();
+            bars.shipped.finish_and_clear();
         }
     }
 }
@@ -104,6 +105,10 @@ impl Bars {
         let all = MultiProgress::new();
         let style = ProgressStyle::with_template(BAR)
             .expect("the template is constant")
+            .with_key("rate", |state: &ProgressState, out: &mut dyn fmt::Write| {
+                // A rate that cannot be written is not shown.
+                let _ = write!(out, "{:.0}/s", state.per_sec());
+            })
             .progress_chars("=> ");
         let bar = |name: &'static str| {
             all.add(ProgressBar::new(orders))
