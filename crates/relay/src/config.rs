@@ -124,8 +124,8 @@ pub struct RunFlags {
     #[arg(long, env = "OUTBOX_REDIS_TIMEOUT", default_value = "5s", value_parser = humantime::parse_duration, value_name = "TIME")]
     pub redis_timeout: Duration,
 
-    /// How long a statement may take before it counts as an outage, 1s to 10m
-    #[arg(long, env = "OUTBOX_POSTGRES_TIMEOUT", default_value = "30s", value_parser = humantime::parse_duration, value_name = "TIME")]
+    /// How long a statement may take, and a dead connection go unnoticed, before it counts as an outage; 1s to 10m
+    #[arg(long, env = "OUTBOX_POSTGRES_TIMEOUT", default_value = "10s", value_parser = humantime::parse_duration, value_name = "TIME")]
     pub postgres_timeout: Duration,
 
     /// First wait after a server failed; it doubles with each further failure, 1ms to 10s
