@@ -1,5 +1,7 @@
 //! What an error means: pure functions from SQLSTATE and Redis error code to what is done about it.
 
+use std::time::Duration;
+
 use redis::{ErrorKind, RedisError};
 
 /// What went wrong, as far as it makes a difference.
@@ -29,6 +31,10 @@ pub(crate) enum Fault {
     HandlerError,
     /// The handler panicked.
     HandlerPanic,
+    /// The handler asked to be called again after this time.
+    HandlerPostpones(Duration),
+    /// The handler said that no further attempt can succeed.
+    HandlerRejects,
     /// The connection to Redis could not be made or was lost.
     RedisLost,
     /// Redis did not answer in time.
@@ -67,10 +73,24 @@ pub(crate) enum Decision {
     RemakeGroup,
     /// The message failed: one attempt is counted.
     CountAttempt,
+    /// The message failed for good: it becomes a dead letter, whatever attempts are left.
+    SetAside,
     /// A person must act: at the start the consumer ends with an error, later it goes on trying.
     Misconfigured,
     /// The consumer ends with an error.
     End,
+}
+
+impl Decision {
+    /// Whether it is the message that failed, and not a server.
+    pub(crate) fn blames_the_message(self) -> bool {
+        match self {
+            Decision::CountAttempt | Decision::SetAside => true,
+            Decision::Retry | Decision::RemakeGroup | Decision::Misconfigured | Decision::End => {
+                false
+            }
+        }
+    }
 }
 
 /// The one place where it is decided what a fault means.
@@ -89,7 +109,10 @@ pub(crate) fn decide(origin: Origin, fault: Fault) -> Decision {
         | Fault::OtherRedis => Decision::Retry,
         Fault::GroupGone | Fault::Unblocked => Decision::RemakeGroup,
         Fault::RedisRefused | Fault::RedisForbids => Decision::Misconfigured,
-        Fault::HandlerError | Fault::HandlerPanic => Decision::CountAttempt,
+        Fault::HandlerError | Fault::HandlerPanic | Fault::HandlerPostpones(_) => {
+            Decision::CountAttempt
+        }
+        Fault::HandlerRejects => Decision::SetAside,
         Fault::PostgresRefused | Fault::SchemaMissing => match origin {
             Origin::Library => Decision::Misconfigured,
             Origin::Handler => Decision::CountAttempt,
@@ -170,7 +193,9 @@ pub(crate) fn ends_redis_connection(fault: Fault) -> bool {
         | Fault::OtherSql
         | Fault::PoolClosed
         | Fault::HandlerError
-        | Fault::HandlerPanic => false,
+        | Fault::HandlerPanic
+        | Fault::HandlerPostpones(_)
+        | Fault::HandlerRejects => false,
     }
 }
 
@@ -263,6 +288,17 @@ mod tests {
         assert_eq!(
             decide(Origin::Handler, Fault::HandlerPanic),
             Decision::CountAttempt
+        );
+        assert_eq!(
+            decide(
+                Origin::Handler,
+                Fault::HandlerPostpones(Duration::from_secs(1))
+            ),
+            Decision::CountAttempt
+        );
+        assert_eq!(
+            decide(Origin::Handler, Fault::HandlerRejects),
+            Decision::SetAside
         );
         assert_eq!(
             decide(Origin::Handler, Fault::PostgresLost),

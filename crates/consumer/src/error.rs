@@ -1,9 +1,5 @@
 //! What a consumer can fail with. Outages are not among it: they are waited out.
 
-/// What a handler may fail with: anything that can be boxed as an error, such as
-/// `tokio_postgres::Error`, an error enum of the application, `anyhow::Error`, or a string.
-pub type HandlerError = Box<dyn std::error::Error + Send + Sync>;
-
 /// Why a consumer could not be built, could not start, or had to end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

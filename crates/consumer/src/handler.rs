@@ -66,7 +66,7 @@ async fn caught<E: Into<HandlerError>>(
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => {
             let error: HandlerError = error.into();
-            Err(Trouble::from_handler(&*error))
+            Err(error.into())
         }
         Err(panic) => {
             let text = format!("the handler panicked: {}", panic_text(&*panic));

@@ -8,7 +8,7 @@ use tokio_postgres::types::ToSql;
 
 use crate::{
     Error, Message,
-    decision::{Decision, Fault, Origin},
+    decision::{Fault, Origin},
     handler::Apply,
     queries,
     trouble::Trouble,
@@ -100,7 +100,7 @@ impl Inbox {
             .await;
         match &result {
             Ok(_) => {}
-            Err(trouble) if trouble.decision() == Decision::CountAttempt => {
+            Err(trouble) if trouble.decision().blames_the_message() => {
                 // A plan that a schema change has made invalid must not fail every further attempt.
                 connection.statement_cache.clear();
             }

@@ -42,6 +42,7 @@ mod decision;
 mod error;
 mod failures;
 mod handler;
+mod handler_error;
 mod inbox;
 mod link;
 mod member;
@@ -58,7 +59,8 @@ pub use crate::{
     builder::Builder,
     consumer::Consumer,
     counters::{Counters, CountersSnapshot},
-    error::{Error, HandlerError},
+    error::Error,
+    handler_error::HandlerError,
     message::Message,
 };
 /// The transaction that a handler writes with, which also records the message as applied.

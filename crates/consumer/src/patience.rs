@@ -80,7 +80,10 @@ impl Patience {
             Decision::Misconfigured if tries.is_power_of_two() => {
                 error!(doing, tries, error = %trouble, "refused; trying on");
             }
-            Decision::Retry | Decision::RemakeGroup | Decision::CountAttempt
+            Decision::Retry
+            | Decision::RemakeGroup
+            | Decision::CountAttempt
+            | Decision::SetAside
                 if tries.is_power_of_two() =>
             {
                 warn!(doing, tries, error = %trouble, "outage; trying on");
@@ -88,7 +91,8 @@ impl Patience {
             Decision::Misconfigured
             | Decision::Retry
             | Decision::RemakeGroup
-            | Decision::CountAttempt => {}
+            | Decision::CountAttempt
+            | Decision::SetAside => {}
         }
         Ok(wait)
     }

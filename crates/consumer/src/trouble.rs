@@ -55,6 +55,11 @@ impl Trouble {
         let fault = fault_in_chain(error).unwrap_or(Fault::HandlerError);
         Self::new(Origin::Handler, fault, chain_text(error))
     }
+
+    /// What a handler returned together with what is to be done about it.
+    pub(crate) fn from_verdict(fault: Fault, reason: &(dyn StdError + 'static)) -> Self {
+        Self::new(Origin::Handler, fault, chain_text(reason))
+    }
 }
 
 impl fmt::Display for Trouble {

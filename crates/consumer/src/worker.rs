@@ -10,7 +10,7 @@ use crate::{
     builder::Settings,
     counters::{Count, Counters},
     dead_letters::SetAside,
-    decision::Decision,
+    decision::{Decision, Fault},
     failures::Attempts,
     handler::Apply,
     inbox::Inbox,
@@ -191,12 +191,16 @@ impl<A: Apply> Worker<A> {
             };
             recorded = true;
             self.counters.add(Count::Failed, 1);
-            if attempts >= self.max_attempts {
+            let rejected = trouble.decision() == Decision::SetAside;
+            if rejected || attempts >= self.max_attempts {
                 return self
                     .set_aside(message, attempts, &trouble.text, control)
                     .await;
             }
-            let wait = self.retry.after_attempts(attempts);
+            let wait = match trouble.fault {
+                Fault::HandlerPostpones(wait) => wait,
+                _ => self.retry.after_attempts(attempts),
+            };
             warn!(
                 stream = message.stream(), entry = message.entry_id(), message_key = message.message_key(),
                 attempts, wait_ms = crate::reader::milliseconds(wait), error = %trouble, "attempt failed"
@@ -226,7 +230,7 @@ impl<A: Apply> Worker<A> {
                         .add(Count::Repeated, messages.len() - applied.fresh);
                     return Ok(Ok(()));
                 }
-                Err(trouble) if trouble.decision() == Decision::CountAttempt => {
+                Err(trouble) if trouble.decision().blames_the_message() => {
                     return Ok(Err(trouble));
                 }
                 Err(trouble) => {
