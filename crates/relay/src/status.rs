@@ -203,6 +203,7 @@ fn write_place(out: &mut String, name: &str, place: &Place) -> std::fmt::Result 
         place.cursor.high, place.epoch, place.page
     )?;
     match gaps.first() {
+        Some(first) if gaps.len() == 1 => writeln!(out, ", 1 gap at id {first}"),
         Some(first) => writeln!(out, ", {} gaps from id {first}", gaps.len()),
         None => writeln!(out, ", no gaps"),
     }

@@ -229,17 +229,21 @@ pub(crate) mod sql {
         FROM outbox.messages WHERE id = $1
         ON CONFLICT (id) DO NOTHING";
 
-    /// Writers that have held the table for longest, for the log.
+    /// Writers that have held the table for longest. A prepared transaction is found by the lock on its own
+    /// transaction id: depending on the version it goes by its backend's `virtualtransaction` or by its own.
     pub(crate) const HOLDERS: &str = "
         SELECT l.virtualtransaction, l.pid, coalesce(a.application_name, ''),
-               coalesce(extract(epoch FROM clock_timestamp() - a.xact_start)::float8, 0), coalesce(left(a.query, 200), ''),
-               (SELECT p.gid FROM pg_prepared_xacts AS p
-                WHERE l.pid IS NULL AND l.virtualtransaction = '-1/' || p.transaction::text)
+               coalesce(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared))::float8, 0),
+               coalesce(left(a.query, 200), ''), p.gid
         FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a USING (pid)
+        LEFT JOIN LATERAL (
+            SELECT x.gid, x.prepared FROM pg_locks AS own JOIN pg_prepared_xacts AS x ON x.transaction = own.transactionid
+            WHERE l.pid IS NULL AND own.pid IS NULL AND own.virtualtransaction = l.virtualtransaction
+              AND own.locktype = 'transactionid' LIMIT 1) AS p ON true
         WHERE l.locktype = 'relation' AND l.relation = 'outbox.messages'::regclass
           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
           AND l.mode = 'RowExclusiveLock' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
-        ORDER BY a.xact_start NULLS FIRST LIMIT 5";
+        ORDER BY coalesce(a.xact_start, p.prepared) NULLS FIRST LIMIT 5";
 
     pub(crate) const STANDBYS: &str = "
         SELECT count(DISTINCT pid) FROM pg_locks
