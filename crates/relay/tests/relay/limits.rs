@@ -28,10 +28,7 @@ async fn more_rows_in_a_page_than_can_be_are_refused_with_the_limit() {
         .unwrap();
     let status = relay.wait(DEADLINE).await.unwrap();
     assert_eq!(status.code(), Some(64));
-    let line = relay
-        .wait_for_line("--page-rows", DEADLINE)
-        .await
-        .unwrap();
+    let line = relay.wait_for_line("--page-rows", DEADLINE).await.unwrap();
     assert!(line.contains("70000") && line.contains("10000"), "{line}");
     assert_eq!(relay.lines().len(), 1);
 }

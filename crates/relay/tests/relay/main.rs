@@ -6,16 +6,20 @@
 )]
 
 mod crash_points;
+mod durability;
 mod histories;
 mod late_commits;
 mod leadership;
 mod limits;
+mod migrate;
 mod ordering;
 mod pair;
 mod payloads;
 mod plans;
 mod purge;
+mod refusals;
 mod start_table;
+mod status;
 mod streams;
 mod support;
 mod wake_up;

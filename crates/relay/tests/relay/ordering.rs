@@ -36,7 +36,8 @@ async fn write_in_turn(db: Client, writer: u32, stop: Arc<AtomicBool>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writers_that_wait_for_each_other_are_published_in_the_order_of_their_commits() {
     let outbox = Outbox::open().await;
-    let counters = "CREATE TABLE counters (key text PRIMARY KEY, n bigint NOT NULL) WITH (fillfactor = 10);
+    let counters =
+        "CREATE TABLE counters (key text PRIMARY KEY, n bigint NOT NULL) WITH (fillfactor = 10);
         INSERT INTO counters SELECT 'k' || i, 0 FROM generate_series(0, 7) AS i";
     outbox.db.batch_execute(counters).await.unwrap();
     let relay = outbox.leader(&[]).await;

@@ -61,7 +61,8 @@ async fn an_entry_has_the_fields_of_the_contract_in_their_order() {
     outbox.db.execute(least, &[]).await.unwrap();
     outbox.published_exactly_once(TOPIC).await;
 
-    let created = "SELECT to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')
+    let created =
+        "SELECT to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')
         FROM outbox.messages ORDER BY id";
     let created = outbox.db.query(created, &[]).await.unwrap();
     let created: Vec<String> = created.iter().map(|row| row.get(0)).collect();

@@ -39,13 +39,20 @@ async fn statements_prepared_on_an_empty_analysed_table_use_the_primary_key() {
     outbox_testkit::eventually(DEADLINE, "the relay's report", || async {
         let row = outbox.client().await.query_one(used, &[]).await.unwrap();
         let (scanned, fetched): (i64, i64) = (row.get(0), row.get(1));
-        if fetched >= ROWS { Ok((scanned, fetched)) } else { Err((scanned, fetched)) }
+        if fetched >= ROWS {
+            Ok((scanned, fetched))
+        } else {
+            Err((scanned, fetched))
+        }
     })
     .await
     .map(|seen| (by_scan, by_key) = seen)
     .unwrap();
     // One scan of the table would read that much.
-    assert!(by_scan < ROWS, "{by_scan} rows by scans, {by_key} by the key");
+    assert!(
+        by_scan < ROWS,
+        "{by_scan} rows by scans, {by_key} by the key"
+    );
     // A page of a thousand rows that sorted, or read on to the end, would fetch a hundred times as much.
     assert!(by_key < 4 * ROWS, "{by_key} rows by the key");
     assert_eq!(outbox.entry_count(TOPIC).await as i64, ROWS + 2);
