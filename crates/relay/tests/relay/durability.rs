@@ -64,10 +64,7 @@ async fn a_row_that_is_visible_but_not_flushed_is_not_published() {
     for round in 0..5 {
         outbox.leader_sleeps().await;
         let db = asynchronous(&outbox).await;
-        let flush = proxy.hold(
-            Matcher::sql("pg_logical_emit_message"),
-            Direction::Request,
-        );
+        let flush = proxy.hold(Matcher::sql("pg_logical_emit_message"), Direction::Request);
         let key = format!("unflushed-{round}");
         insert(&db, &key).await;
         flush.reached().await.unwrap();
@@ -82,7 +79,10 @@ async fn a_row_that_is_visible_but_not_flushed_is_not_published() {
         outbox.insert(&format!("flushed-{round}")).await;
         outbox.published_exactly_once(TOPIC).await;
     }
-    assert!(taken_back > 0, "no crash took a row back: nothing was shown");
+    assert!(
+        taken_back > 0,
+        "no crash took a row back: nothing was shown"
+    );
     assert!(relay.exit_status().is_none());
 }
 

@@ -175,7 +175,10 @@ async fn a_schema_of_somebody_else_is_refused_and_left_alone() {
             format!("CREATE SCHEMA {schema}; CREATE TABLE {schema}.messages (theirs integer)");
         db.batch_execute(&theirs).await.unwrap();
         let run = migrate(postgres, &database).args(flag).spawn().unwrap();
-        assert_refused(ended(run).await, &[schema, "not made by", "another database"]);
+        assert_refused(
+            ended(run).await,
+            &[schema, "not made by", "another database"],
+        );
         let columns = "SELECT string_agg(column_name, ',') FROM information_schema.columns WHERE table_schema = $1";
         let columns: String = db.query_one(columns, &[&schema]).await.unwrap().get(0);
         assert_eq!(columns, "theirs");

@@ -28,7 +28,11 @@ async fn write_in_turn(db: Client, writer: u32, stop: Arc<AtomicBool>) {
         let next = "UPDATE counters SET n = n + 1 WHERE key = $1 RETURNING n";
         let number: i64 = db.query_one(next, &[&key]).await.unwrap().get(0);
         insert_ordered(&db, &format!("{key}:{number}:{writer}:{n}"), &key).await;
-        let end = if n % 11 == 0 { "ROLLBACK" } else { "COMMIT" };
+        let end = if n.is_multiple_of(11) {
+            "ROLLBACK"
+        } else {
+            "COMMIT"
+        };
         db.batch_execute(end).await.unwrap();
     }
 }

@@ -34,9 +34,8 @@ async fn a_database_without_an_encoding() {
     let redis = Redis::start().await.unwrap();
     let database = "without_an_encoding";
     let admin = postgres.connect("postgres").await.unwrap();
-    let create = format!(
-        "CREATE DATABASE {database} TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'"
-    );
+    let create =
+        format!("CREATE DATABASE {database} TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'");
     admin.batch_execute(&create).await.unwrap();
     postgres.migrate(database, "outbox").await.unwrap();
     let run = relay(&postgres.url(database), &redis.url());

@@ -123,7 +123,10 @@ async fn with_a_stream_that_refuses() {
     .await
     .unwrap();
     let blocked = value(&lines, "blocked stream");
-    assert!(blocked.starts_with("outbox:refused since id 1: "), "{blocked}");
+    assert!(
+        blocked.starts_with("outbox:refused since id 1: "),
+        "{blocked}"
+    );
     assert!(blocked.contains("WRONGTYPE"), "{blocked}");
     assert!(relay.exit_status().is_none());
 }

@@ -107,7 +107,7 @@ impl<'p> Outbox<'p> {
     /// All entries of a topic's stream, oldest first.
     pub(crate) async fn entries(&self, topic: &str) -> Vec<Entry> {
         let mut stream = self.stream.clone();
-        let raw: Vec<(String, Vec<(String, Vec<u8>)>)> = redis::cmd("XRANGE")
+        let raw: Vec<(String, Fields)> = redis::cmd("XRANGE")
             .arg(format!("{PREFIX}{topic}"))
             .arg("-")
             .arg("+")
@@ -272,12 +272,14 @@ pub(crate) async fn insert_ordered(
         .get(0)
 }
 
+/// Names and values, in the order of the entry.
+pub(crate) type Fields = Vec<(String, Vec<u8>)>;
+
 /// One entry of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) stream_id: String,
-    /// In the order of the stream.
-    pub(crate) fields: Vec<(String, Vec<u8>)>,
+    pub(crate) fields: Fields,
 }
 
 impl Entry {
