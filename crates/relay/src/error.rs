@@ -1,5 +1,6 @@
 //! The crate's error: what was being done, what went wrong, and the remedy where there is one.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::protocol::failure::{self, Meaning, PostgresFault, RedisFault, ReplyCode};
@@ -108,6 +109,10 @@ impl Error {
         matches!(
             self,
             Error::Redis { .. }
+                | Error::Tls {
+                    server: "Redis",
+                    ..
+                }
                 | Error::Timeout {
                     server: "Redis",
                     ..
@@ -223,6 +228,11 @@ fn reply_code_of_login(code: &str) -> ReplyCode {
 fn is_tls_failure(error: &redis::RedisError) -> bool {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(error);
     while let Some(inner) = cause {
+        // redis shares its causes, and what shares a cause answers with the cause behind it.
+        if let Some(shared) = inner.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>() {
+            cause = Some(&**shared);
+            continue;
+        }
         if inner.downcast_ref::<rustls::Error>().is_some() {
             return true;
         }

@@ -7,8 +7,9 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, TlsCertificates};
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, redis_fault};
 use crate::postgres::TlsMode;
+use crate::protocol::failure::RedisFault;
 
 /// Where Redis is and how the connection is protected.
 #[derive(Clone)]
@@ -86,7 +87,7 @@ impl RedisTarget {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`], or [`Error::Config`] for a CA file that cannot be read.
+    /// [`Error::Redis`], [`Error::Tls`], or [`Error::Config`] for a CA file that cannot be read.
     pub(crate) async fn connect(&self, limit: Duration) -> Result<MultiplexedConnection> {
         let client = self.client()?;
         let config = AsyncConnectionConfig::new()
@@ -95,9 +96,15 @@ impl RedisTarget {
         client
             .get_multiplexed_async_connection_with_config(&config)
             .await
-            .map_err(|source| Error::Redis {
-                doing: "connect",
-                source,
+            .map_err(|source| match redis_fault(&source) {
+                RedisFault::Tls => Error::Tls {
+                    server: "Redis",
+                    problem: format!("{source}; check --redis-tls-mode and --redis-ca-file"),
+                },
+                RedisFault::Connection | RedisFault::Reply(_) => Error::Redis {
+                    doing: "connect",
+                    source,
+                },
             })
     }
 
