@@ -10,7 +10,7 @@ use tracing::{Instrument as _, Span, instrument::WithSubscriber as _, warn};
 use crate::{
     Builder, Counters, Error, HandlerError, Message,
     builder::Settings,
-    handler::{Apply, PerBatch, PerMessage},
+    handler::{Apply, Closure, Handler, PerBatch, PerMessage},
     member::Member,
     patience::Patience,
 };
@@ -39,8 +39,8 @@ impl Consumer {
 
     pub(crate) fn new(settings: Settings) -> Self {
         Self {
+            counters: Counters::new(&settings.group),
             settings,
-            counters: Counters::default(),
         }
     }
 
@@ -88,7 +88,32 @@ impl Consumer {
         F: AsyncFn(&Transaction<'_>, &Message) -> Result<(), E> + Send + 'static,
         E: Into<HandlerError> + 'static,
     {
-        self.drive(PerMessage::new(handler), shutdown).await
+        self.run_handler(Closure::new(handler), shutdown).await
+    }
+
+    /// Like [`run`](Self::run), with a handler that is a type of its own, such as a [`Router`](crate::Router).
+    ///
+    /// # Errors
+    ///
+    /// As for [`run`](Self::run).
+    ///
+    /// # Panics
+    ///
+    /// As for [`run`](Self::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`run`](Self::run).
+    pub async fn run_handler<H>(
+        self,
+        handler: H,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), Error>
+    where
+        H: Handler + Send + 'static,
+    {
+        let handler = PerMessage::new(handler, self.counters.clone());
+        self.drive(handler, shutdown).await
     }
 
     /// Like [`run`](Self::run), but calls `handler` once with all fresh messages of a batch: 1 up to the
@@ -115,7 +140,8 @@ impl Consumer {
         F: AsyncFn(&Transaction<'_>, &[Message]) -> Result<(), E> + Send + 'static,
         E: Into<HandlerError> + 'static,
     {
-        self.drive(PerBatch::new(handler), shutdown).await
+        let handler = PerBatch::new(handler, self.counters.clone());
+        self.drive(handler, shutdown).await
     }
 
     /// Runs the member on a thread of its own. Whether the future of an async closure is `Send` cannot be

@@ -43,25 +43,31 @@ mod error;
 mod failures;
 mod handler;
 mod handler_error;
+mod handler_times;
 mod inbox;
 mod link;
 mod member;
 mod message;
+pub mod metric_names;
 mod patience;
 mod queries;
 mod reader;
 mod recovery;
 mod replies;
+mod router;
 mod trouble;
 mod worker;
 
 pub use crate::{
     builder::Builder,
     consumer::Consumer,
-    counters::{Counters, CountersSnapshot},
+    counters::{Counters, CountersSnapshot, Lag, StreamSnapshot},
     error::Error,
+    handler::Handler,
     handler_error::HandlerError,
+    handler_times::HandlerTimes,
     message::Message,
+    router::Router,
 };
 /// The transaction that a handler writes with, which also records the message as applied.
 pub use deadpool_postgres::Transaction;

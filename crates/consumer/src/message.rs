@@ -98,6 +98,12 @@ impl Message {
         self.headers.get(name).map(String::as_str)
     }
 
+    /// The W3C trace context of the producer, from the header `traceparent`.
+    #[must_use]
+    pub fn trace_parent(&self) -> Option<&str> {
+        self.header("traceparent")
+    }
+
     /// The payload, byte for byte as it was published.
     #[must_use]
     pub fn payload(&self) -> &[u8] {

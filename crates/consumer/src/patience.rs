@@ -8,7 +8,7 @@ use tracing::{error, info, warn};
 use crate::{
     Error,
     backoff::{Backoff, Pace},
-    counters::{Count, Counters},
+    counters::Counters,
     decision::Decision,
     trouble::Trouble,
 };
@@ -72,7 +72,7 @@ impl Patience {
         backoff: &mut Backoff,
         trouble: &Trouble,
     ) -> Result<Duration, Halt> {
-        self.counters.add(Count::Outages, 1);
+        self.counters.add_outage();
         let wait = backoff.next_wait();
         let tries = backoff.tries();
         match trouble.decision() {

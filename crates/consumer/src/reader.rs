@@ -161,7 +161,8 @@ impl Reader {
                 entries = delivered.entries.len(),
                 "claimed entries left pending"
             );
-            self.counters.add(Count::Claimed, delivered.entries.len());
+            self.counters
+                .add(&source.stream, Count::Claimed, delivered.entries.len());
         }
         Ok(batch(source, delivered, true))
     }

@@ -64,7 +64,8 @@ impl<A: Apply> Worker<A> {
         } = batch;
         if !delivered.lost.is_empty() {
             error!(stream = source.stream, entries = ?delivered.lost, "entries were deleted before they were handled");
-            self.counters.add(Count::Lost, delivered.lost.len());
+            self.counters
+                .add(&source.stream, Count::Lost, delivered.lost.len());
             self.acknowledge(control, &source, &delivered.lost).await?;
         }
         let mut messages = Vec::with_capacity(delivered.entries.len());
@@ -85,7 +86,7 @@ impl<A: Apply> Worker<A> {
                         reason = malformed.0,
                         "malformed entry set aside"
                     );
-                    self.counters.add(Count::Dead, 1);
+                    self.counters.add(&source.stream, Count::Dead, 1);
                     self.acknowledge(control, &source, &[entry.id]).await?;
                 }
             }
@@ -141,7 +142,7 @@ impl<A: Apply> Worker<A> {
             self.inbox.is_settled(&message).await
         });
         if settled.await? {
-            self.counters.add(Count::Repeated, 1);
+            self.counters.add(message.stream(), Count::Repeated, 1);
             return self.acknowledge_message(control, &message).await;
         }
         let attempts = self.count_attempt(&message, None).await?;
@@ -190,7 +191,7 @@ impl<A: Apply> Worker<A> {
                 }
             };
             recorded = true;
-            self.counters.add(Count::Failed, 1);
+            self.counters.add(message.stream(), Count::Failed, 1);
             let rejected = trouble.decision() == Decision::SetAside;
             if rejected || attempts >= self.max_attempts {
                 return self
@@ -225,9 +226,12 @@ impl<A: Apply> Worker<A> {
             {
                 Ok(applied) => {
                     self.patience.over("apply messages", &mut backoff);
-                    self.counters.add(Count::Applied, applied.fresh);
-                    self.counters
-                        .add(Count::Repeated, messages.len() - applied.fresh);
+                    if let Some(first) = messages.first() {
+                        let stream = first.stream();
+                        self.counters.add(stream, Count::Applied, applied.fresh);
+                        self.counters
+                            .add(stream, Count::Repeated, messages.len() - applied.fresh);
+                    }
                     return Ok(Ok(()));
                 }
                 Err(trouble) if trouble.decision().blames_the_message() => {
@@ -277,9 +281,9 @@ impl<A: Apply> Worker<A> {
                     reason,
                     "message set aside as a dead letter"
                 );
-                self.counters.add(Count::Dead, 1);
+                self.counters.add(message.stream(), Count::Dead, 1);
             }
-            SetAside::Applied => self.counters.add(Count::Repeated, 1),
+            SetAside::Applied => self.counters.add(message.stream(), Count::Repeated, 1),
         }
         self.acknowledge_message(control, message).await
     }
