@@ -162,6 +162,26 @@ BEGIN
     END
     $function$;
 
+    -- Which member of a group has a stream. The epoch counts the owners; a batch is applied only by the owner of
+    -- the epoch in which it was read. Updated every second by each owner, hence the room in each page.
+    CREATE TABLE inbox.leases (
+        consumer_group text NOT NULL,
+        stream         text NOT NULL,
+        owner          text NOT NULL DEFAULT '',
+        epoch          bigint NOT NULL DEFAULT 0,
+        expires_at     timestamptz NOT NULL DEFAULT '-infinity',
+        PRIMARY KEY (consumer_group, stream)
+    ) WITH (fillfactor = 30);
+
+    -- The members of a group that are alive, and the streams that each of them could have.
+    CREATE TABLE inbox.members (
+        consumer_group text NOT NULL,
+        member         text NOT NULL,
+        streams        text[] NOT NULL,
+        expires_at     timestamptz NOT NULL,
+        PRIMARY KEY (consumer_group, member)
+    ) WITH (fillfactor = 30);
+
     INSERT INTO inbox.schema_version (version) VALUES (1);
 END
 $migration$;
