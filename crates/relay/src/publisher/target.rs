@@ -101,6 +101,13 @@ impl RedisTarget {
                     server: "Redis",
                     problem: format!("{source}; check --redis-tls-mode and --redis-ca-file"),
                 },
+                // A port without TLS says nothing to a handshake, as one that is frozen does.
+                RedisFault::Connection | RedisFault::Reply(_) if self.tls.is_some() => {
+                    Error::Redis {
+                        doing: "connect with TLS",
+                        source,
+                    }
+                }
                 RedisFault::Connection | RedisFault::Reply(_) => Error::Redis {
                     doing: "connect",
                     source,

@@ -5,6 +5,7 @@
     reason = "the helpers of a test fail like the test"
 )]
 
+mod bad_input;
 mod crash_points;
 mod durability;
 mod histories;
@@ -13,6 +14,7 @@ mod leadership;
 mod limits;
 mod migrate;
 mod ordering;
+mod outages;
 mod pair;
 mod payloads;
 mod plans;
@@ -20,6 +22,7 @@ mod purge;
 mod refusals;
 mod start_table;
 mod status;
+mod stop;
 mod streams;
 mod support;
 mod wake_up;
