@@ -4,13 +4,16 @@ use std::{sync::Arc, time::Duration};
 
 use deadpool_postgres::Pool;
 
-use crate::{Consumer, Error, backoff::Pace, message::Source};
+use crate::{Consumer, Error, backoff::Pace, gate::Gate, message::Source};
 
 /// Bounds of the settings; each is named in the documentation of its method.
 const NAME_BYTES_MAX: usize = 200;
 const BATCH_MAX: usize = 10_000;
 const CLAIM_AFTER_MIN: Duration = Duration::from_millis(100);
 const CLAIM_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const RETENTION_MIN: Duration = Duration::from_secs(1);
+const RETENTION_MAX: Duration = Duration::from_secs(3_650 * 24 * 60 * 60);
 /// Longest wait of one read, so that a stop and the walk for dead members' entries are never far.
 const BLOCK_MAX: Duration = Duration::from_secs(2);
 
@@ -31,6 +34,21 @@ pub struct Builder {
     outage: Pace,
     response_timeout: Duration,
     grace: Duration,
+    inbox_retention: Duration,
+    dead_letter_retention: Duration,
+    on_dead_letter: OnDeadLetter,
+}
+
+/// What becomes of later messages with the same ordering key when one becomes a dead letter.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnDeadLetter {
+    /// They are applied without it.
+    #[default]
+    Continue,
+    /// They wait, in the table of dead letters, until it is retried with success, discarded, or its retention is over.
+    /// Then they are applied from there, in their order, before any newer one. Messages without an ordering key never
+    /// wait.
+    HoldKey,
 }
 
 /// Checked settings.
@@ -49,6 +67,8 @@ pub(crate) struct Settings {
     pub(crate) outage: Pace,
     pub(crate) response_timeout: Duration,
     pub(crate) grace: Duration,
+    pub(crate) gate: Gate,
+    pub(crate) dead_letter_retention: Duration,
 }
 
 impl Builder {
@@ -73,6 +93,9 @@ impl Builder {
             },
             response_timeout: Duration::from_secs(5),
             grace: Duration::from_secs(8),
+            inbox_retention: 14 * DAY,
+            dead_letter_retention: 7 * DAY,
+            on_dead_letter: OnDeadLetter::default(),
         }
     }
 
@@ -151,6 +174,28 @@ impl Builder {
         self
     }
 
+    /// How long the inbox keeps the keys of applied messages, at least; they are purged after that. It must cover all
+    /// the time in which a message can come again: the longer of the relay's `--retention` and `--stream-max-age`, plus
+    /// [`dead_letter_retention`](Self::dead_letter_retention), plus a day. It is refused at the start otherwise. An
+    /// entry that is older than what was purged is set aside as a dead letter, not applied. Default: 14 days.
+    pub fn inbox_retention(mut self, retention: Duration) -> Self {
+        self.inbox_retention = retention;
+        self
+    }
+
+    /// How long a dead letter waits for a person before it is deleted, 1 s to 10 years. Default: 7 days.
+    pub fn dead_letter_retention(mut self, retention: Duration) -> Self {
+        self.dead_letter_retention = retention;
+        self
+    }
+
+    /// What becomes of later messages of the same ordering key when one becomes a dead letter. All members of a group
+    /// must say the same. Default: [`OnDeadLetter::Continue`].
+    pub fn on_dead_letter(mut self, then: OnDeadLetter) -> Self {
+        self.on_dead_letter = then;
+        self
+    }
+
     /// Checks the settings. Connects to nothing.
     ///
     /// # Errors
@@ -189,6 +234,16 @@ impl Builder {
             !self.response_timeout.is_zero(),
             "must be longer than 0",
         )?;
+        for (field, retention) in [
+            ("inbox_retention", self.inbox_retention),
+            ("dead_letter_retention", self.dead_letter_retention),
+        ] {
+            check(
+                field,
+                (RETENTION_MIN..=RETENTION_MAX).contains(&retention),
+                "must be 1 s to 10 years",
+            )?;
+        }
         Ok(Consumer::new(Settings {
             pool: self.pool,
             redis: self.redis,
@@ -203,6 +258,11 @@ impl Builder {
             outage: self.outage,
             response_timeout: self.response_timeout,
             grace: self.grace,
+            gate: Gate {
+                inbox_retention: self.inbox_retention,
+                on_dead_letter: self.on_dead_letter,
+            },
+            dead_letter_retention: self.dead_letter_retention,
         }))
     }
 }

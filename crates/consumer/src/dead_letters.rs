@@ -51,14 +51,8 @@ impl Inbox {
             if taken.is_empty() {
                 return Ok(SetAside::Applied);
             }
-            let letter = Letter {
-                entry_id: message.entry_id(),
-                message: Some(message),
-                content_type: message.explicit_content_type(),
-                payload: message.payload(),
-                attempts: i32::try_from(attempts).unwrap_or(i32::MAX),
-                reason,
-            };
+            let holds = self.gate.holds(message);
+            let letter = Letter::of_message(message, LetterState::Dead, holds, attempts, reason);
             self.insert_letter(tx, message.source(), &letter).await?;
             tx.execute(queries::RELEASE_KEY, &[&self.group, &topic, &key])
                 .await?;
@@ -83,12 +77,14 @@ impl Inbox {
             payload: payload.as_bytes(),
             attempts: 0,
             reason: &reason,
+            state: LetterState::Dead,
+            holds: false,
         };
         self.durably(async |tx| self.insert_letter(tx, source, &letter).await)
             .await
     }
 
-    async fn insert_letter(
+    pub(crate) async fn insert_letter(
         &self,
         tx: &Transaction<'_>,
         source: &Source,
@@ -112,6 +108,8 @@ impl Inbox {
                 &letter.payload,
                 &letter.attempts,
                 &letter.reason,
+                &letter.state.name(),
+                &letter.holds,
             ],
         )
         .await
@@ -120,13 +118,56 @@ impl Inbox {
 }
 
 /// The row of a dead letter, as far as it differs between messages and malformed entries.
-struct Letter<'a> {
+pub(crate) struct Letter<'a> {
     entry_id: &'a str,
     message: Option<&'a Message>,
     content_type: Option<&'a str>,
     payload: &'a [u8],
     attempts: i32,
     reason: &'a str,
+    state: LetterState,
+    /// Whether later messages of its ordering key wait for it.
+    holds: bool,
+}
+
+/// Why a row stands in the table of dead letters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LetterState {
+    /// It waits for a person.
+    Dead,
+    /// It never failed; its ordering key is held by an earlier row.
+    Waiting,
+}
+
+impl LetterState {
+    /// As the column `state` has it.
+    fn name(self) -> &'static str {
+        match self {
+            LetterState::Dead => "dead",
+            LetterState::Waiting => "waiting",
+        }
+    }
+}
+
+impl<'a> Letter<'a> {
+    pub(crate) fn of_message(
+        message: &'a Message,
+        state: LetterState,
+        holds: bool,
+        attempts: u32,
+        reason: &'a str,
+    ) -> Self {
+        Self {
+            entry_id: message.entry_id(),
+            message: Some(message),
+            content_type: message.explicit_content_type(),
+            payload: message.payload(),
+            attempts: i32::try_from(attempts).unwrap_or(i32::MAX),
+            reason,
+            state,
+            holds,
+        }
+    }
 }
 
 /// The fields as a JSON list of pairs. Bytes that are no UTF-8 are given as `{"hex": …}`.

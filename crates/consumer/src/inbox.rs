@@ -9,6 +9,7 @@ use tokio_postgres::types::ToSql;
 use crate::{
     Error, Message,
     decision::{Fault, Origin},
+    gate::Gate,
     handler::Apply,
     queries,
     trouble::Trouble,
@@ -24,19 +25,22 @@ pub(crate) struct Inbox {
     pool: Pool,
     pub(crate) group: String,
     response_timeout: Duration,
+    pub(crate) gate: Gate,
     /// What a transaction of this crate begins with.
     opening: String,
 }
 
 /// What became of a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Applied {
-    /// Messages whose effect was committed now; the others had taken effect before.
+    /// Messages whose effect was committed now; they come first.
     pub(crate) fresh: usize,
+    /// Messages that must not run and are dead letters now; they come last. Those between had taken effect before.
+    pub(crate) aside: usize,
 }
 
 impl Inbox {
-    pub(crate) fn new(pool: Pool, group: String, response_timeout: Duration) -> Self {
+    pub(crate) fn new(pool: Pool, group: String, response_timeout: Duration, gate: Gate) -> Self {
         // Below the response timeout, so that the server gives up a wait for another member's key before
         // we give up the connection; else each try would leave a waiting backend behind.
         let lock_timeout_ms = (response_timeout.as_millis() * 4 / 5).max(1);
@@ -48,6 +52,7 @@ impl Inbox {
             pool,
             group,
             response_timeout,
+            gate,
             opening,
         }
     }
@@ -125,10 +130,12 @@ impl Inbox {
         let transaction = self.bounded(connection.transaction()).await?;
 
         let Some(first) = messages.first() else {
-            return Ok(Applied { fresh: 0 });
+            return Ok(Applied::default());
         };
         let topic = first.topic().to_owned();
-        let keys: Vec<&str> = messages.iter().map(Message::message_key).collect();
+        let run = self.sort_out(&transaction, messages).await?;
+        let aside = messages.len() - run;
+        let keys: Vec<&str> = messages[..run].iter().map(Message::message_key).collect();
         let parameters: [&(dyn ToSql + Sync); 3] = [&self.group, &topic, &keys];
         // Sent together: one round trip. The lock timeout is for our own statement, not for the handler's.
         let (opened, taken, unlimited) = tokio::join!(
@@ -167,7 +174,7 @@ impl Inbox {
         self.bounded(transaction.commit())
             .await
             .map_err(Trouble::of_handler)?;
-        Ok(Applied { fresh })
+        Ok(Applied { fresh, aside })
     }
 
     /// Rolls back after a handler's trouble. If even that is not possible, the connection was lost, and

@@ -41,6 +41,7 @@ mod dead_letters;
 mod decision;
 mod error;
 mod failures;
+mod gate;
 mod handler;
 mod handler_error;
 mod handler_times;
@@ -59,7 +60,7 @@ mod trouble;
 mod worker;
 
 pub use crate::{
-    builder::Builder,
+    builder::{Builder, OnDeadLetter},
     consumer::Consumer,
     counters::{Counters, CountersSnapshot, Lag, StreamSnapshot},
     error::Error,

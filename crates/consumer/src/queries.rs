@@ -23,6 +23,22 @@ pub(crate) const IS_SETTLED: &str = "
         OR EXISTS (SELECT FROM inbox.dead_letters
                    WHERE consumer_group = $1 AND stream = $4 AND entry_id = $5)";
 
+pub(crate) const IS_APPLIED: &str = "
+    SELECT EXISTS (SELECT FROM inbox.applied
+                   WHERE consumer_group = $1 AND topic = $2 AND message_key = $3)";
+
+/// Up to when keys may have been purged; none as long as nothing was. Locked, since the purge changes the row
+/// before it deletes keys. NULL stands for minus infinity, which the client has no value for.
+pub(crate) const PURGED_THROUGH: &str = "
+    SELECT CASE WHEN isfinite(applied_through) THEN applied_through END FROM inbox.purged
+    WHERE consumer_group = $1 FOR SHARE";
+
+/// Ordering keys that an unresolved dead letter holds. By their hashes, which the index has.
+pub(crate) const HELD_KEYS: &str = "
+    SELECT DISTINCT ordering_key FROM inbox.dead_letters
+    WHERE consumer_group = $1 AND topic = $2 AND holds AND ordering_key = ANY ($3::text[])
+      AND hashtext(ordering_key) = ANY (ARRAY(SELECT hashtext(k) FROM unnest($3::text[]) AS k))";
+
 /// Counts one attempt; at the end of the type's range the count stays where it is.
 pub(crate) const COUNT_ATTEMPT: &str = "
     INSERT INTO inbox.attempts AS a (consumer_group, topic, message_key, attempts, last_error)
@@ -46,8 +62,8 @@ pub(crate) const FORGET_ATTEMPTS: &str = "
 pub(crate) const SET_ASIDE: &str = "
     INSERT INTO inbox.dead_letters
         (consumer_group, stream, entry_id, topic, message_id, message_key, ordering_key, event_type,
-         created_at, content_type, headers, payload, attempts, reason)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11::text::json, $12, $13, $14)
+         created_at, content_type, headers, payload, attempts, reason, state, holds)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11::text::json, $12, $13, $14, $15, $16)
     ON CONFLICT (consumer_group, stream, entry_id) DO NOTHING";
 
 /// Dead letters are not in the inbox: the key was taken only to wait for whoever holds it.

@@ -41,6 +41,7 @@ impl<A: Apply> Worker<A> {
                 settings.pool.clone(),
                 settings.group.clone(),
                 settings.response_timeout,
+                settings.gate,
             ),
             handler,
             max_attempts: settings.max_attempts,
@@ -229,8 +230,9 @@ impl<A: Apply> Worker<A> {
                     if let Some(first) = messages.first() {
                         let stream = first.stream();
                         self.counters.add(stream, Count::Applied, applied.fresh);
-                        self.counters
-                            .add(stream, Count::Repeated, messages.len() - applied.fresh);
+                        self.counters.add(stream, Count::Held, applied.aside);
+                        let repeated = messages.len() - applied.fresh - applied.aside;
+                        self.counters.add(stream, Count::Repeated, repeated);
                     }
                     return Ok(Ok(()));
                 }
