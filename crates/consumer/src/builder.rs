@@ -1,14 +1,19 @@
 //! The settings of a consumer: raw in the builder, checked and complete afterwards.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use deadpool_postgres::Pool;
 
-use crate::{Consumer, Error, backoff::Pace, gate::Gate, message::Source};
+use crate::{Consumer, Error, backoff::Pace, gate::Gate};
 
 /// Bounds of the settings; each is named in the documentation of its method.
 const NAME_BYTES_MAX: usize = 200;
 const BATCH_MAX: usize = 10_000;
+const LANES_MAX: usize = 1_000;
+const LEASE_MIN: Duration = Duration::from_millis(200);
+const LEASE_MAX: Duration = Duration::from_secs(10 * 60);
+const FORGET_MEMBERS_MIN: Duration = Duration::from_secs(5);
+const FORGET_MEMBERS_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const CLAIM_AFTER_MIN: Duration = Duration::from_millis(100);
 const CLAIM_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -16,6 +21,18 @@ const RETENTION_MIN: Duration = Duration::from_secs(1);
 const RETENTION_MAX: Duration = Duration::from_secs(3_650 * 24 * 60 * 60);
 /// Longest wait of one read, so that a stop and the walk for dead members' entries are never far.
 const BLOCK_MAX: Duration = Duration::from_secs(2);
+
+/// Which messages of a group wait for each other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Messages with the same ordering key take effect in the order of their stream. Each partition of a topic has one
+    /// owner in the group at a time, so that no more members have work than there are partitions.
+    #[default]
+    PerKey,
+    /// Members compete for the entries of each stream, and only messages that the same member was given keep the order
+    /// of their keys.
+    None,
+}
 
 /// Settings of a [`Consumer`], each with its default; made by [`Consumer::builder`].
 #[derive(Clone)]
@@ -27,6 +44,10 @@ pub struct Builder {
     topics: Vec<String>,
     stream_prefix: String,
     name: Option<String>,
+    order: Order,
+    lanes: usize,
+    lease: Duration,
+    forget_members_after: Duration,
     batch: usize,
     claim_after: Duration,
     max_attempts: u32,
@@ -57,7 +78,12 @@ pub(crate) struct Settings {
     pub(crate) pool: Pool,
     pub(crate) redis: redis::Client,
     pub(crate) group: String,
-    pub(crate) sources: Vec<Arc<Source>>,
+    pub(crate) topics: Vec<String>,
+    pub(crate) stream_prefix: String,
+    pub(crate) order: Order,
+    pub(crate) lanes: usize,
+    pub(crate) lease: Duration,
+    pub(crate) forget_members_after: Duration,
     pub(crate) name: String,
     pub(crate) batch: usize,
     pub(crate) claim_after: Duration,
@@ -80,6 +106,10 @@ impl Builder {
             topics: Vec::new(),
             stream_prefix: "outbox:".to_owned(),
             name: None,
+            order: Order::default(),
+            lanes: 1,
+            lease: Duration::from_secs(3),
+            forget_members_after: Duration::from_secs(10 * 60),
             batch: 100,
             claim_after: Duration::from_secs(60),
             max_attempts: 5,
@@ -123,6 +153,36 @@ impl Builder {
     /// after [`claim_after`](Self::claim_after). Default: host name, process id and a random part.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
+        self
+    }
+
+    /// Whether messages with the same ordering key keep their order over all members of the group. All members must
+    /// say the same. Default: [`Order::PerKey`].
+    pub fn order(mut self, order: Order) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// How many transactions this member has open at a time, 1 to 1,000. Messages with the same ordering key run one
+    /// after the other, in their order; the others run at the same time as the lanes allow. All lanes share
+    /// one thread, so they help handlers that wait, not those that compute. The pool must have one
+    /// connection more than this. Default: 1.
+    pub fn lanes(mut self, lanes: usize) -> Self {
+        self.lanes = lanes;
+        self
+    }
+
+    /// With [`Order::PerKey`]: after how long without a sign of life a member loses its streams to the others, 200 ms
+    /// to 10 min. A live member gives four signs in that time. Default: 3 s.
+    pub fn lease(mut self, term: Duration) -> Self {
+        self.lease = term;
+        self
+    }
+
+    /// After how long the name of a silent member is deleted from the group in Redis, 5 s to 365 days. Only a name that
+    /// holds no entries is. Default: 10 min.
+    pub fn forget_members_after(mut self, idle: Duration) -> Self {
+        self.forget_members_after = idle;
         self
     }
 
@@ -208,12 +268,11 @@ impl Builder {
         if self.topics.is_empty() {
             return Err(refused("topic", "at least one is needed"));
         }
-        let mut sources: Vec<Arc<Source>> = Vec::with_capacity(self.topics.len());
+        let mut topics: Vec<String> = Vec::with_capacity(self.topics.len());
         for topic in self.topics {
             check_topic(&topic)?;
-            let stream = format!("{}{topic}", self.stream_prefix);
-            if !sources.iter().any(|source| source.topic == topic) {
-                sources.push(Arc::new(Source { topic, stream }));
+            if !topics.contains(&topic) {
+                topics.push(topic);
             }
         }
         check(
@@ -225,6 +284,28 @@ impl Builder {
             "claim_after",
             (CLAIM_AFTER_MIN..=CLAIM_AFTER_MAX).contains(&self.claim_after),
             "must be 100 ms to 24 h",
+        )?;
+        check(
+            "lanes",
+            (1..=LANES_MAX).contains(&self.lanes),
+            "must be 1 to 1,000",
+        )?;
+        // One connection for each lane and one for the leases; else a long handler would cost the lease.
+        let needed = self.lanes + 1;
+        check(
+            "lanes",
+            self.pool.status().max_size >= needed,
+            &format!("needs a pool of at least {needed} connections, one more than lanes"),
+        )?;
+        check(
+            "lease",
+            (LEASE_MIN..=LEASE_MAX).contains(&self.lease),
+            "must be 200 ms to 10 min",
+        )?;
+        check(
+            "forget_members_after",
+            (FORGET_MEMBERS_MIN..=FORGET_MEMBERS_MAX).contains(&self.forget_members_after),
+            "must be 5 s to 365 days",
         )?;
         check("max_attempts", self.max_attempts >= 1, "must be at least 1")?;
         check_pace("retry_backoff", self.retry)?;
@@ -248,7 +329,12 @@ impl Builder {
             pool: self.pool,
             redis: self.redis,
             group: self.group,
-            sources,
+            topics,
+            stream_prefix: self.stream_prefix,
+            order: self.order,
+            lanes: self.lanes,
+            lease: self.lease,
+            forget_members_after: self.forget_members_after,
             name,
             batch: self.batch,
             claim_after: self.claim_after,

@@ -34,7 +34,7 @@ impl Inbox {
         attempts: u32,
         reason: &str,
     ) -> Result<SetAside, Trouble> {
-        self.durably(async |tx| {
+        self.durably_as_owner(message.source(), async |tx| {
             let (topic, key) = (message.topic(), message.message_key());
             tx.execute(
                 queries::FORGET_ATTEMPTS,
@@ -80,8 +80,10 @@ impl Inbox {
             state: LetterState::Dead,
             holds: false,
         };
-        self.durably(async |tx| self.insert_letter(tx, source, &letter).await)
-            .await
+        self.durably_as_owner(source, async |tx| {
+            self.insert_letter(tx, source, &letter).await
+        })
+        .await
     }
 
     pub(crate) async fn insert_letter(

@@ -25,6 +25,8 @@ pub(crate) enum Fault {
     SchemaMissing,
     /// Every other answer of Postgres.
     OtherSql,
+    /// Another member has the stream now, or it was given up meanwhile.
+    LeaseLost,
     /// The pool was closed by the application.
     PoolClosed,
     /// The handler returned an error of its own.
@@ -75,6 +77,8 @@ pub(crate) enum Decision {
     CountAttempt,
     /// The message failed for good: it becomes a dead letter, whatever attempts are left.
     SetAside,
+    /// What is in hand of the stream is dropped; its owner finds it pending.
+    Yield,
     /// A person must act: at the start the consumer ends with an error, later it goes on trying.
     Misconfigured,
     /// The consumer ends with an error.
@@ -86,9 +90,11 @@ impl Decision {
     pub(crate) fn blames_the_message(self) -> bool {
         match self {
             Decision::CountAttempt | Decision::SetAside => true,
-            Decision::Retry | Decision::RemakeGroup | Decision::Misconfigured | Decision::End => {
-                false
-            }
+            Decision::Retry
+            | Decision::RemakeGroup
+            | Decision::Yield
+            | Decision::Misconfigured
+            | Decision::End => false,
         }
     }
 }
@@ -122,6 +128,7 @@ pub(crate) fn decide(origin: Origin, fault: Fault) -> Decision {
             Origin::Library => Decision::Retry,
             Origin::Handler => Decision::CountAttempt,
         },
+        Fault::LeaseLost => Decision::Yield,
         Fault::PoolClosed => Decision::End,
     }
 }
@@ -130,7 +137,8 @@ pub(crate) fn decide(origin: Origin, fault: Fault) -> Decision {
 pub(crate) fn fault_of_sqlstate(code: &str) -> Fault {
     match code {
         "40001" | "40P01" | "40000" | "40003" => return Fault::Conflict,
-        "57P01" | "57P02" | "57P03" | "57P05" => return Fault::PostgresUnavailable,
+        // 25P03: the handler's transaction was idle for longer than a frozen process may block others.
+        "57P01" | "57P02" | "57P03" | "57P05" | "25P03" => return Fault::PostgresUnavailable,
         "25006" => return Fault::PostgresReadOnly,
         "26000" => return Fault::StatementGone,
         "3D000" | "42501" => return Fault::PostgresRefused,
@@ -191,6 +199,7 @@ pub(crate) fn ends_redis_connection(fault: Fault) -> bool {
         | Fault::PostgresRefused
         | Fault::SchemaMissing
         | Fault::OtherSql
+        | Fault::LeaseLost
         | Fault::PoolClosed
         | Fault::HandlerError
         | Fault::HandlerPanic
@@ -218,6 +227,7 @@ mod tests {
             ("53300", Retry, Retry),
             ("58030", Retry, Retry),
             ("25006", Retry, Retry),
+            ("25P03", Retry, Retry),
             ("26000", Retry, Retry),
             ("28P01", Misconfigured, CountAttempt),
             ("28000", Misconfigured, CountAttempt),

@@ -20,7 +20,7 @@ impl Inbox {
         error: Option<&str>,
     ) -> Result<Attempts, Trouble> {
         let row = self
-            .durably(async |tx| {
+            .durably_as_owner(message.source(), async |tx| {
                 let key = message.message_key();
                 tx.query_one(
                     queries::COUNT_ATTEMPT,
@@ -38,7 +38,7 @@ impl Inbox {
 
     /// Adds the error to an attempt that was counted before it ran.
     pub(crate) async fn note_error(&self, message: &Message, error: &str) -> Result<(), Trouble> {
-        self.durably(async |tx| {
+        self.durably_as_owner(message.source(), async |tx| {
             let key = message.message_key();
             tx.execute(
                 queries::NOTE_ERROR,

@@ -1,16 +1,18 @@
 //! The transaction that makes a message take effect once: its key and the handler's writes, together.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use deadpool_postgres::{Object, Pool, Transaction};
 use tokio::time::timeout;
-use tokio_postgres::types::ToSql;
+use tokio_postgres::{ToStatement, types::ToSql};
 
 use crate::{
     Error, Message,
+    builder::Settings,
     decision::{Fault, Origin},
     gate::Gate,
     handler::Apply,
+    message::Source,
     queries,
     trouble::Trouble,
 };
@@ -20,11 +22,18 @@ use crate::{
 const SCHEMA_VERSION_MIN: i32 = 1;
 const SCHEMA_VERSION_MAX: i32 = 99;
 
+/// How often a handler's connection is asked for a sign of life, at least.
+const SIGN_INTERVAL_MAX: Duration = Duration::from_secs(1);
+
 /// The inbox of one group.
 pub(crate) struct Inbox {
     pool: Pool,
     pub(crate) group: String,
-    response_timeout: Duration,
+    /// The member's name, by which it owns leases.
+    pub(crate) member: String,
+    pub(crate) response_timeout: Duration,
+    /// How often a handler's connection is asked for a sign of life.
+    pub(crate) sign_interval: Duration,
     pub(crate) gate: Gate,
     /// What a transaction of this crate begins with.
     opening: String,
@@ -40,19 +49,23 @@ pub(crate) struct Applied {
 }
 
 impl Inbox {
-    pub(crate) fn new(pool: Pool, group: String, response_timeout: Duration, gate: Gate) -> Self {
+    pub(crate) fn new(settings: &Settings) -> Self {
         // Below the response timeout, so that the server gives up a wait for another member's key before
         // we give up the connection; else each try would leave a waiting backend behind.
-        let lock_timeout_ms = (response_timeout.as_millis() * 4 / 5).max(1);
+        let lock_timeout_ms = (settings.response_timeout.as_millis() * 4 / 5).max(1);
+        // A process that is frozen in the middle of a batch keeps its locks for no longer than this.
+        let idle_timeout_ms = settings.claim_after.as_millis();
         let opening = format!(
-            "{}; SET LOCAL lock_timeout = {lock_timeout_ms}",
+            "{}; SET LOCAL lock_timeout = {lock_timeout_ms}; SET LOCAL idle_in_transaction_session_timeout = {idle_timeout_ms}",
             queries::DURABLE
         );
         Self {
-            pool,
-            group,
-            response_timeout,
-            gate,
+            pool: settings.pool.clone(),
+            group: settings.group.clone(),
+            member: settings.name.clone(),
+            response_timeout: settings.response_timeout,
+            sign_interval: (settings.claim_after / 3).min(SIGN_INTERVAL_MAX),
+            gate: settings.gate,
             opening,
         }
     }
@@ -127,30 +140,41 @@ impl Inbox {
         let still_ours = self
             .bounded(connection.prepare_cached(queries::STILL_OURS))
             .await?;
+        let hold_lease = self
+            .bounded(connection.prepare_cached(queries::HOLD_LEASE))
+            .await?;
         let transaction = self.bounded(connection.transaction()).await?;
 
         let Some(first) = messages.first() else {
             return Ok(Applied::default());
         };
-        let topic = first.topic().to_owned();
+        let (topic, source) = (first.topic().to_owned(), Arc::clone(first.source()));
         let run = self.sort_out(&transaction, messages).await?;
         let aside = messages.len() - run;
         let keys: Vec<&str> = messages[..run].iter().map(Message::message_key).collect();
         let parameters: [&(dyn ToSql + Sync); 3] = [&self.group, &topic, &keys];
-        // Sent together: one round trip. The lock timeout is for our own statement, not for the handler's.
-        let (opened, taken, unlimited) = tokio::join!(
+        // Sent together: one round trip. The lock timeout is for our own statements, not for the handler's.
+        let (opened, owned, taken, unlimited) = tokio::join!(
             self.bounded(transaction.batch_execute(&self.opening)),
+            self.bounded(self.holds_lease(&transaction, &hold_lease, &source)),
             self.bounded(transaction.query(&take_keys, &parameters)),
             self.bounded(transaction.batch_execute("SET LOCAL lock_timeout TO DEFAULT")),
         );
         opened?;
+        if !owned? {
+            return Err(Trouble::lease_lost());
+        }
         let taken = taken?;
         unlimited?;
 
-        let transaction_id: Option<String> = taken.first().map(|row| row.get(1));
+        let identity: Option<(String, i32)> = taken.first().map(|row| (row.get(1), row.get(2)));
         let fresh = fresh_first(messages, taken.iter().map(|row| row.get(0)).collect());
-        if let Some(transaction_id) = transaction_id {
-            let handled = handler.apply(&transaction, &messages[..fresh]).await;
+        if let Some((transaction_id, backend)) = identity {
+            let handled = tokio::select! {
+                biased;
+                handled = handler.apply(&transaction, &messages[..fresh]) => handled,
+                silent = self.silence(&transaction, backend) => return Err(silent),
+            };
             if let Err(trouble) = handled {
                 return Err(self.rolled_back(transaction, trouble).await);
             }
@@ -207,6 +231,39 @@ impl Inbox {
         result
     }
 
+    /// The same as [`Inbox::durably`], by the owner of a stream: refused if it is that no more.
+    pub(crate) async fn durably_as_owner<T>(
+        &self,
+        source: &Source,
+        statements: impl AsyncFnOnce(&Transaction<'_>) -> Result<T, tokio_postgres::Error>,
+    ) -> Result<T, Trouble> {
+        self.durably(async |tx| {
+            if !self.holds_lease(tx, queries::HOLD_LEASE, source).await? {
+                return Ok(None);
+            }
+            statements(tx).await.map(Some)
+        })
+        .await?
+        .ok_or_else(Trouble::lease_lost)
+    }
+
+    /// Whether a stream is ours, and stays so until the end of this transaction. A stream that the members of the
+    /// group share belongs to all.
+    async fn holds_lease<S: ToStatement + ?Sized>(
+        &self,
+        transaction: &Transaction<'_>,
+        hold_lease: &S,
+        source: &Source,
+    ) -> Result<bool, tokio_postgres::Error> {
+        let Some(epoch) = source.epoch else {
+            return Ok(true);
+        };
+        let parameters: [&(dyn ToSql + Sync); 4] =
+            [&self.group, &source.stream, &self.member, &epoch];
+        let row = transaction.query_opt(hold_lease, &parameters).await?;
+        Ok(row.is_some())
+    }
+
     pub(crate) async fn connect(&self) -> Result<Object, Trouble> {
         match timeout(self.response_timeout, self.pool.get()).await {
             Ok(connection) => Ok(connection?),
@@ -228,7 +285,7 @@ impl Inbox {
     /// the address anew. Where Postgres fell silent, the idle ones of the pool are as suspect.
     pub(crate) fn give_up(&self, connection: Object, trouble: &Trouble) {
         match trouble.fault {
-            Fault::Conflict => {}
+            Fault::Conflict | Fault::LeaseLost => {}
             Fault::PostgresSilent => {
                 drop(Object::take(connection));
                 self.pool.retain(|_, _| false);

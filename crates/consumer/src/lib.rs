@@ -46,21 +46,29 @@ mod handler;
 mod handler_error;
 mod handler_times;
 mod inbox;
+mod keeper;
+mod lane;
+mod layout;
+mod leases;
 mod link;
 mod member;
 mod message;
 pub mod metric_names;
 mod patience;
 mod queries;
+mod queue;
 mod reader;
 mod recovery;
 mod replies;
 mod router;
+mod silence;
+mod spread;
+mod topics;
 mod trouble;
 mod worker;
 
 pub use crate::{
-    builder::{Builder, OnDeadLetter},
+    builder::{Builder, OnDeadLetter, Order},
     consumer::Consumer,
     counters::{Counters, CountersSnapshot, Lag, StreamSnapshot},
     error::Error,

@@ -1,21 +1,25 @@
-//! The loop of one member of a group: read, settle, again.
+//! One member of a group: its reader, its lanes and its keeper, from the start until it has left.
 
-use std::{sync::Arc, time::Duration};
+use std::{rc::Rc, sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use redis::Script;
-use tokio::time::timeout;
+use tokio::{task::JoinSet, time::timeout};
 use tracing::{debug, info};
 
 use crate::{
     Error,
     backoff::Backoff,
-    builder::Settings,
+    builder::{Order, Settings},
     decision::{Decision, Fault},
     handler::Apply,
+    inbox::Inbox,
+    keeper::Keeper,
+    lane::Lane,
     link::Link,
-    message::Source,
     patience::{Halt, Patience},
     queries,
+    queue::{Bounds, Queue},
     reader::{Reader, milliseconds},
     trouble::Trouble,
     worker::Worker,
@@ -26,29 +30,42 @@ const LEAVE_MAX: Duration = Duration::from_secs(1);
 
 /// One member of a consumer group, at work.
 pub(crate) struct Member<A> {
-    group: String,
-    name: String,
-    sources: Vec<Arc<Source>>,
-    claim_after: Duration,
+    settings: Settings,
     patience: Patience,
+    queue: Queue,
     reader: Reader,
+    lanes: Vec<Lane<A>>,
     /// The connection for everything that does not block.
     control: Link,
-    worker: Worker<A>,
+    inbox: Arc<Inbox>,
 }
 
 impl<A: Apply> Member<A> {
     pub(crate) fn new(settings: Settings, handler: A, patience: Patience) -> Self {
         let timeout = settings.response_timeout;
-        Self {
-            reader: Reader::new(&settings, patience.counters.clone()),
-            control: Link::new(settings.redis.clone(), timeout, timeout),
-            worker: Worker::new(&settings, handler, patience.clone()),
-            group: settings.group,
-            name: settings.name,
-            sources: settings.sources,
+        let control = Link::new(settings.redis.clone(), timeout, timeout);
+        let inbox = Arc::new(Inbox::new(&settings));
+        let queue = Queue::new(Bounds {
+            batch: settings.batch,
+            lanes: settings.lanes,
             claim_after: settings.claim_after,
+        });
+        let worker = Rc::new(Worker::new(
+            &settings,
+            Arc::clone(&inbox),
+            control.clone(),
+            handler,
+            patience.clone(),
+        ));
+        let lane = |_| Lane::new(queue.clone(), Rc::clone(&worker), patience.clone());
+        Self {
+            reader: Reader::new(&settings, control.clone(), queue.clone(), patience.clone()),
+            lanes: (0..settings.lanes).map(lane).collect(),
+            settings,
             patience,
+            queue,
+            control,
+            inbox,
         }
     }
 
@@ -59,40 +76,39 @@ impl<A: Apply> Member<A> {
     /// May be dropped at any point: an open transaction is rolled back, and what was not acknowledged
     /// stays pending.
     pub(crate) async fn work(&mut self) -> Result<(), Error> {
-        match self.work_until_halt().await {
-            Ok(()) | Err(Halt::Stopped) => Ok(()),
-            Err(Halt::Fatal(error)) => Err(error),
+        match self.start().await {
+            Ok(()) => {}
+            Err(Halt::Fatal(error)) => return Err(error),
+            Err(Halt::Stopped | Halt::LeaseLost) => return Ok(()),
         }
-    }
-
-    async fn work_until_halt(&mut self) -> Result<(), Halt> {
-        self.start().await?;
-        info!(group = self.group, member = self.name, "consumer started");
-        let mut backoff = self.patience.backoff();
-        let mut group_remade = false;
-        loop {
-            self.patience.go_on()?;
-            match self
-                .reader
-                .next(&mut self.control, &self.patience.stop)
-                .await
-            {
-                Ok(batch) => {
-                    self.patience.over("read", &mut backoff);
-                    group_remade = false;
-                    if let Some(batch) = batch {
-                        self.worker.settle(batch, &mut self.control).await?;
-                    }
-                }
-                // A new group, or a stream that went away: no wait, unless that has just been tried.
-                Err(trouble) if trouble.decision() == Decision::RemakeGroup && !group_remade => {
-                    group_remade = self.make_groups(&mut backoff).await?;
-                }
-                Err(trouble) => {
-                    group_remade = false;
-                    self.patience.wait("read", &mut backoff, &trouble).await?;
-                }
-            }
+        info!(
+            group = self.settings.group,
+            member = self.settings.name,
+            "consumer started"
+        );
+        // Ends when this future does.
+        let mut keeper = JoinSet::new();
+        let keep = Keeper::new(
+            &self.settings,
+            self.queue.clone(),
+            self.control.clone(),
+            Arc::clone(&self.inbox),
+            self.patience.clone(),
+        );
+        keeper.spawn(keep.keep());
+        let patience = &self.patience;
+        let lanes = self.lanes.iter().map(|lane| ended(patience, lane.work()));
+        let work = async {
+            let (reader, lanes) =
+                tokio::join!(ended(patience, self.reader.read()), join_all(lanes));
+            lanes.into_iter().fold(reader, Result::and)
+        };
+        tokio::select! {
+            worked = work => worked,
+            kept = keeper.join_next() => match kept {
+                Some(Ok(Halt::Fatal(error))) => Err(error),
+                _ => Err(Error::Ended),
+            },
         }
     }
 
@@ -100,7 +116,7 @@ impl<A: Apply> Member<A> {
     async fn start(&mut self) -> Result<(), Halt> {
         let mut backoff = self.patience.backoff();
         loop {
-            match self.worker.inbox().check().await {
+            match self.inbox.check().await {
                 Ok(usable) => break usable.map_err(Halt::Fatal)?,
                 Err(trouble) => {
                     self.wait_to_start("Postgres", &mut backoff, &trouble)
@@ -111,10 +127,21 @@ impl<A: Apply> Member<A> {
         backoff.reset();
         loop {
             match self.control.query(&redis::cmd("PING")).await {
-                Ok(_) => return Ok(()),
+                Ok(_) => break,
                 Err(trouble) => self.wait_to_start("Redis", &mut backoff, &trouble).await?,
             }
         }
+        backoff.reset();
+        while self.settings.order == Order::PerKey {
+            match self.inbox.begin_anew().await {
+                Ok(()) => break,
+                Err(trouble) => {
+                    self.wait_to_start("Postgres", &mut backoff, &trouble)
+                        .await?
+                }
+            }
+        }
+        Ok(())
     }
 
     async fn wait_to_start(
@@ -132,56 +159,60 @@ impl<A: Apply> Member<A> {
         self.patience.wait("start", backoff, trouble).await
     }
 
-    /// Makes each group that is missing, from the start of its stream: a group made at the end would never
-    /// see what was published before, or what the relay publishes again after a loss. Returns whether it
-    /// could; if not, it has waited.
-    async fn make_groups(&mut self, backoff: &mut Backoff) -> Result<bool, Halt> {
-        for source in &self.sources {
-            let mut command = redis::cmd("XGROUP");
-            command
-                .arg("CREATE")
-                .arg(&source.stream)
-                .arg(&self.group)
-                .arg("0")
-                .arg("MKSTREAM");
-            match self.control.query(&command).await {
-                Ok(_) => info!(
-                    group = self.group,
-                    stream = source.stream,
-                    "group made from the start of the stream"
-                ),
-                Err(trouble) if trouble.fault == Fault::GroupExists => {}
+    /// Leaves the group after the stop: our leases are free, our name goes if it holds nothing, and what it holds
+    /// becomes claimable at once. Where a server is away, its part is left to the others.
+    pub(crate) async fn leave(&mut self) {
+        let (resigned, left) = tokio::join!(
+            timeout(LEAVE_MAX, self.resign()),
+            timeout(LEAVE_MAX, self.leave_streams())
+        );
+        info!(
+            group = self.settings.group,
+            member = self.settings.name,
+            in_time = resigned.is_ok() && left.is_ok(),
+            "consumer stopped"
+        );
+    }
+
+    async fn resign(&self) {
+        if self.settings.order == Order::None {
+            return;
+        }
+        if let Err(trouble) = self.inbox.resign().await {
+            debug!(error = %trouble, "could not release the leases");
+        }
+    }
+
+    async fn leave_streams(&self) {
+        let script = Script::new(queries::LEAVE_GROUP);
+        let (group, name) = (&self.settings.group, &self.settings.name);
+        let idle = milliseconds(self.settings.claim_after).to_string();
+        for source in self.queue.sources() {
+            let arguments = [group, name, &idle].map(String::as_str);
+            match self
+                .control
+                .run_script(&script, &source.stream, &arguments)
+                .await
+            {
+                Ok(held) => debug!(stream = source.stream, held, "left the group"),
                 Err(trouble) => {
-                    self.patience
-                        .wait("make the group", backoff, &trouble)
-                        .await?;
-                    return Ok(false);
+                    debug!(stream = source.stream, error = %trouble, "could not leave the group")
                 }
             }
         }
-        Ok(true)
     }
+}
 
-    /// Leaves the group after the stop: our name goes if it holds nothing, and what it holds becomes
-    /// claimable at once. Without Redis, both is left to the others.
-    pub(crate) async fn leave(&mut self) {
-        let script = Script::new(queries::LEAVE_GROUP);
-        let idle = milliseconds(self.claim_after).to_string();
-        let left = timeout(LEAVE_MAX, async {
-            for source in &self.sources {
-                let arguments = [self.group.as_str(), self.name.as_str(), idle.as_str()];
-                match self.control.run_script(&script, &source.stream, &arguments).await {
-                    Ok(held) => debug!(stream = source.stream, held, "left the group"),
-                    Err(trouble) => debug!(stream = source.stream, error = %trouble, "could not leave the group"),
-                }
-            }
-        })
-        .await;
-        info!(
-            group = self.group,
-            member = self.name,
-            in_time = left.is_ok(),
-            "consumer stopped"
-        );
+/// A part of a member ends by the stop signal, which is no error, or it ends all of them.
+async fn ended(
+    patience: &Patience,
+    part: impl Future<Output = Result<(), Halt>>,
+) -> Result<(), Error> {
+    match part.await {
+        Ok(()) | Err(Halt::Stopped | Halt::LeaseLost) => Ok(()),
+        Err(Halt::Fatal(error)) => {
+            patience.stop.cancel();
+            Err(error)
+        }
     }
 }

@@ -13,11 +13,13 @@ const CONTENT_TYPE_DEFAULT: &str = "application/json";
 /// What the outbox allows, and what the inbox's index can hold.
 const MESSAGE_KEY_BYTES_MAX: usize = 512;
 
-/// One topic that is consumed, and the stream it is read from.
+/// A stream that is consumed: one partition of a topic, during one term of its owner.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     pub(crate) topic: String,
     pub(crate) stream: String,
+    /// The lease's number of owners so far, ourselves included; none where members share a stream.
+    pub(crate) epoch: Option<i64>,
 }
 
 /// A message as it was published, with its place in the stream and the number of this attempt.
@@ -226,6 +228,7 @@ mod tests {
         Arc::new(Source {
             topic: "orders".to_owned(),
             stream: "shop:orders".to_owned(),
+            epoch: None,
         })
     }
 

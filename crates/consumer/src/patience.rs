@@ -18,6 +18,8 @@ use crate::{
 pub(crate) enum Halt {
     /// The stop signal came; what is unfinished stays pending.
     Stopped,
+    /// The stream of this work is another member's now; what is unfinished is pending and found there.
+    LeaseLost,
     /// The consumer cannot go on.
     Fatal(Error),
 }
@@ -72,6 +74,11 @@ impl Patience {
         backoff: &mut Backoff,
         trouble: &Trouble,
     ) -> Result<Duration, Halt> {
+        if trouble.decision() == Decision::Yield {
+            return Err(Halt::LeaseLost);
+        }
+            eprintln!("TROUBLE {doing}: {trouble:?}");
+        }
         self.counters.add_outage();
         let wait = backoff.next_wait();
         let tries = backoff.tries();
@@ -91,6 +98,7 @@ impl Patience {
             Decision::Misconfigured
             | Decision::Retry
             | Decision::RemakeGroup
+            | Decision::Yield
             | Decision::CountAttempt
             | Decision::SetAside => {}
         }

@@ -5,12 +5,12 @@ pub(crate) const DURABLE: &str = "SET LOCAL synchronous_commit = on";
 
 /// Returns the keys that this transaction applies. Sorted, so that two members that hold the same
 /// entries wait for each other in one order; a key that stands twice is returned once. The
-/// transaction's id comes along for [`STILL_OURS`].
+/// transaction's id comes along for [`STILL_OURS`], and the session's number for [`IS_AT_WORK`].
 pub(crate) const TAKE_KEYS: &str = "
     INSERT INTO inbox.applied (consumer_group, topic, message_key)
     SELECT $1::text, $2::text, k.message_key FROM unnest($3::text[]) AS k (message_key) ORDER BY k.message_key
     ON CONFLICT DO NOTHING
-    RETURNING message_key, pg_current_xact_id()::text";
+    RETURNING message_key, pg_current_xact_id()::text, pg_backend_pid()";
 
 /// Fails in a transaction that Postgres has already given up: COMMIT would roll it back and report
 /// success. Returns another id, or none, when the handler has ended the transaction itself.
@@ -80,3 +80,74 @@ pub(crate) const SCHEMA_VERSION: &str =
 /// step with the look, since deleting a name deletes its pending entries. What it still holds becomes
 /// claimable at once instead of after the claim time.
 pub(crate) const LEAVE_GROUP: &str = include_str!("leave_group.lua");
+
+/// First in each transaction of an owner: it is refused if the stream has another owner or epoch, and as long as
+/// it is open nobody can take the stream. KEY SHARE, so that the keeper can renew the lease meanwhile: taking it
+/// needs the stronger lock of [`TAKE_LEASES`].
+pub(crate) const HOLD_LEASE: &str = "
+    SELECT FROM inbox.leases WHERE consumer_group = $1 AND stream = $2 AND owner = $3 AND epoch = $4 FOR KEY SHARE";
+
+/// A member says that it is alive, and which streams it could have. All times are the database's.
+pub(crate) const REPORT_MEMBER: &str = "
+    INSERT INTO inbox.members (consumer_group, member, streams, expires_at)
+    VALUES ($1, $2, $3, clock_timestamp() + $4 * interval '1 millisecond')
+    ON CONFLICT (consumer_group, member) DO UPDATE
+    SET streams = excluded.streams, expires_at = excluded.expires_at";
+
+pub(crate) const FORGET_MEMBERS: &str = "
+    DELETE FROM inbox.members WHERE consumer_group = $1 AND expires_at < clock_timestamp() - interval '1 hour'";
+
+/// Also a lease that has expired is renewed, if nobody took it: then nothing has happened in between.
+pub(crate) const RENEW_LEASES: &str = "
+    UPDATE inbox.leases AS l SET expires_at = clock_timestamp() + $5 * interval '1 millisecond'
+    FROM unnest($3::text[], $4::bigint[]) AS held (stream, epoch)
+    WHERE l.consumer_group = $1 AND l.owner = $2 AND l.stream = held.stream AND l.epoch = held.epoch
+    RETURNING l.stream";
+
+pub(crate) const LIVE_MEMBERS: &str = "SELECT member, streams FROM inbox.members WHERE consumer_group = $1 AND expires_at > clock_timestamp()";
+
+pub(crate) const LEASES: &str = "
+    SELECT stream, owner, expires_at > clock_timestamp() FROM inbox.leases WHERE consumer_group = $1";
+
+pub(crate) const MAKE_LEASES: &str = "
+    INSERT INTO inbox.leases (consumer_group, stream) SELECT $1::text, unnest($2::text[]) ON CONFLICT DO NOTHING";
+
+/// Takes leases that have run out. FOR UPDATE, and not just the UPDATE, because it conflicts with KEY SHARE: the
+/// last transaction of the old owner ends first. Leases that it still holds that way are left for the next time.
+pub(crate) const TAKE_LEASES: &str = "
+    WITH free AS (
+        SELECT stream FROM inbox.leases
+        WHERE consumer_group = $1 AND stream = ANY ($3::text[]) AND expires_at <= clock_timestamp()
+        FOR UPDATE SKIP LOCKED)
+    UPDATE inbox.leases AS l
+    SET owner = $2, epoch = l.epoch + 1, expires_at = clock_timestamp() + $4 * interval '1 millisecond'
+    FROM free WHERE l.consumer_group = $1 AND l.stream = free.stream
+    RETURNING l.stream, l.epoch";
+
+/// At the start of a member, also of what an earlier process of the same name had: a name is used by one only.
+pub(crate) const RELEASE_ALL_LEASES: &str =
+    "UPDATE inbox.leases SET expires_at = '-infinity' WHERE consumer_group = $1 AND owner = $2";
+
+pub(crate) const RELEASE_LEASE: &str = "
+    UPDATE inbox.leases SET expires_at = '-infinity'
+    WHERE consumer_group = $1 AND owner = $2 AND stream = $3 AND epoch = $4";
+
+pub(crate) const DELETE_MEMBER: &str =
+    "DELETE FROM inbox.members WHERE consumer_group = $1 AND member = $2";
+
+/// What the server knows of a session: whether it works on a statement. Waiting for its client is no work. No row:
+/// the session is gone.
+pub(crate) const IS_AT_WORK: &str = "
+    SELECT state = 'active' AND wait_event_type IS DISTINCT FROM 'Client' FROM pg_stat_activity WHERE pid = $1";
+
+/// Whether a group has settled a stream, up to an entry.
+pub(crate) const DRAINED: &str = include_str!("drained.lua");
+
+/// The heartbeat of entries in hand: nobody claims them while their member is alive.
+pub(crate) const KEEP_FRESH: &str = include_str!("keep_fresh.lua");
+
+/// Members that died leave their names behind.
+pub(crate) const FORGET_SILENT_MEMBERS: &str = include_str!("forget_members.lua");
+
+/// What the keeper's transactions begin with.
+pub(crate) const BRIEF: &str = "SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '1s'";

@@ -1,4 +1,4 @@
-//! Where the search for entries that were given out before stands: our own, and those of dead members.
+//! Where the search for entries that were given out before stands: our own, and those that other members left.
 
 use std::time::Duration;
 
@@ -7,86 +7,116 @@ use tokio::time::Instant;
 /// The start of a stream, and where XAUTOCLAIM's cursor is after the last entry.
 pub(crate) const START: &str = "0-0";
 
-/// Reads the entries that are pending for our own name, source after source.
-#[derive(Debug)]
-pub(crate) struct OwnPending {
-    sources: usize,
-    source: usize,
-    after: String,
+/// What the search in one stream does next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Look whether other members hold anything.
+    Look,
+    /// Read the entries that are pending for our own name, after this one.
+    Own { after: String },
+    /// Claim what others hold, from this cursor on. XAUTOCLAIM looks at a part of the list each time, so the cursor is
+    /// carried until it wraps; else the tail is never reached.
+    Claim { cursor: String },
+    /// Nothing, until then.
+    Rest { until: Option<Instant> },
 }
 
-impl OwnPending {
-    pub(crate) fn new(sources: usize) -> Self {
-        Self {
-            sources,
-            source: 0,
-            after: START.to_owned(),
+/// The search in one stream.
+///
+/// The owner of a stream claims whatever others hold, at once, and before it reads anything new: what the last owner was
+/// given comes before it. Members that share a stream take up their own entries first, and then, from time to
+/// time, those that nobody has touched for the claim time.
+#[derive(Debug)]
+pub(crate) struct Search {
+    owner: bool,
+    interval: Duration,
+    step: Step,
+}
+
+impl Search {
+    pub(crate) fn new(owner: bool, interval: Duration) -> Self {
+        let mut search = Self {
+            owner,
+            interval,
+            step: Step::Look,
+        };
+        search.restart();
+        search
+    }
+
+    /// The next step; none while the search rests.
+    pub(crate) fn step(&self, now: Instant) -> Option<Step> {
+        match &self.step {
+            Step::Rest { until: None } => None,
+            Step::Rest { until: Some(until) } => (now >= *until).then(claim_from_start),
+            step => Some(step.clone()),
         }
     }
 
-    /// The source to read and the entry to read after; none when all are done.
-    pub(crate) fn position(&self) -> Option<(usize, &str)> {
-        (self.source < self.sources).then_some((self.source, self.after.as_str()))
-    }
-
-    /// Goes on after the last entry that was read, or to the next source if there was none.
-    pub(crate) fn advance(&mut self, last: Option<&str>) {
-        match last {
-            Some(last) => last.clone_into(&mut self.after),
-            None => {
-                self.source += 1;
-                START.clone_into(&mut self.after);
-            }
+    /// Whether new entries must wait for the search.
+    pub(crate) fn comes_first(&self) -> bool {
+        match self.step {
+            Step::Look | Step::Own { .. } => true,
+            Step::Claim { .. } => self.owner,
+            Step::Rest { .. } => false,
         }
     }
 
     /// Begins again: a reply may have been lost, and with it entries that are now ours.
     pub(crate) fn restart(&mut self) {
-        *self = Self::new(self.sources);
-    }
-}
-
-/// The walk over all pending entries of the group for those whose member is dead. XAUTOCLAIM looks at a
-/// part of the list each time, so the cursor is carried until it wraps; else the tail is never reached.
-#[derive(Debug)]
-pub(crate) struct Walk {
-    sources: usize,
-    source: usize,
-    cursor: String,
-    interval: Duration,
-    next_at: Instant,
-}
-
-impl Walk {
-    pub(crate) fn new(sources: usize, interval: Duration) -> Self {
-        Self {
-            sources,
-            source: 0,
-            cursor: START.to_owned(),
-            interval,
-            next_at: Instant::now(),
-        }
+        self.step = if self.owner {
+            Step::Look
+        } else {
+            own_from_start()
+        };
     }
 
-    /// The source and cursor of the next step, if a walk is under way or due.
-    pub(crate) fn position(&self, now: Instant) -> Option<(usize, &str)> {
-        (self.is_under_way() || now >= self.next_at).then_some((self.source, self.cursor.as_str()))
+    /// Takes what was seen of other members' entries.
+    pub(crate) fn others_hold(&mut self, anything: bool) {
+        self.step = if anything {
+            claim_from_start()
+        } else {
+            own_from_start()
+        };
     }
 
-    pub(crate) fn is_under_way(&self) -> bool {
-        self.source > 0 || self.cursor != START
+    /// Other members hold entries that come before what was read now.
+    pub(crate) fn claim_all(&mut self) {
+        self.step = claim_from_start();
     }
 
-    /// Takes the cursor that a step returned. After the last source the walk rests.
-    pub(crate) fn advance(&mut self, cursor: String, now: Instant) {
-        if cursor == START {
-            self.source += 1;
-            if self.source >= self.sources {
-                self.source = 0;
-                self.next_at = now + self.interval;
+    /// Goes on after the last of our own entries that was read; if there was none, that part is over.
+    pub(crate) fn read_own(&mut self, last: Option<&str>) {
+        self.step = match last {
+            Some(last) => Step::Own {
+                after: last.to_owned(),
+            },
+            None if self.owner => Step::Rest { until: None },
+            None => claim_from_start(),
+        };
+    }
+
+    /// Takes the cursor that XAUTOCLAIM returned.
+    pub(crate) fn claimed(&mut self, cursor: String, now: Instant) {
+        self.step = if cursor != START {
+            Step::Claim { cursor }
+        } else {
+            Step::Rest {
+                until: (!self.owner).then(|| now + self.interval),
             }
-        }
-        self.cursor = cursor;
+        };
+    }
+}
+
+fn own_from_start() -> Step {
+    Step::Own {
+        after: START.to_owned(),
+    }
+}
+
+fn claim_from_start() -> Step {
+    Step::Claim {
+        cursor: START.to_owned(),
     }
 }
 
@@ -94,34 +124,41 @@ impl Walk {
 mod tests {
     use super::*;
 
+    const INTERVAL: Duration = Duration::from_secs(30);
+
     #[test]
-    fn own_entries_are_read_to_the_end_of_each_source() {
-        let mut own = OwnPending::new(2);
-        assert_eq!(own.position(), Some((0, START)));
-        own.advance(Some("7-0"));
-        assert_eq!(own.position(), Some((0, "7-0")));
-        own.advance(None);
-        assert_eq!(own.position(), Some((1, START)));
-        own.advance(None);
-        assert_eq!(own.position(), None);
-        own.restart();
-        assert_eq!(own.position(), Some((0, START)));
+    fn who_shares_a_stream_reads_its_own_and_then_walks_with_a_carried_cursor() {
+        let (mut search, now) = (Search::new(false, INTERVAL), Instant::now());
+        assert_eq!(search.step(now), Some(own_from_start()));
+        search.read_own(Some("7-0"));
+        let after = "7-0".to_owned();
+        assert_eq!(search.step(now), Some(Step::Own { after }));
+        search.read_own(None);
+        assert_eq!(search.step(now), Some(claim_from_start()));
+        assert!(!search.comes_first());
+        search.claimed("5-0".to_owned(), now);
+        let cursor = "5-0".to_owned();
+        assert_eq!(search.step(now), Some(Step::Claim { cursor }));
+        search.claimed(START.to_owned(), now);
+        assert_eq!(search.step(now), None);
+        assert_eq!(search.step(now + INTERVAL), Some(claim_from_start()));
     }
 
     #[test]
-    fn a_walk_carries_its_cursor_until_it_wraps_and_then_rests() {
-        let interval = Duration::from_secs(30);
-        let mut walk = Walk::new(2, interval);
-        let now = Instant::now();
-        assert_eq!(walk.position(now), Some((0, START)));
-        walk.advance("5-0".to_owned(), now);
-        assert_eq!(walk.position(now), Some((0, "5-0")));
-        walk.advance(START.to_owned(), now);
-        assert!(walk.is_under_way());
-        assert_eq!(walk.position(now), Some((1, START)));
-        walk.advance(START.to_owned(), now);
-        assert!(!walk.is_under_way());
-        assert_eq!(walk.position(now), None);
-        assert_eq!(walk.position(now + interval), Some((0, START)));
+    fn an_owner_reads_nothing_new_before_it_has_what_others_hold() {
+        let (mut search, now) = (Search::new(true, INTERVAL), Instant::now());
+        assert_eq!(search.step(now), Some(Step::Look));
+        search.others_hold(true);
+        assert!(search.comes_first());
+        search.claimed("5-0".to_owned(), now);
+        assert!(search.comes_first());
+        search.claimed(START.to_owned(), now);
+        assert!(!search.comes_first());
+        assert_eq!(search.step(now + INTERVAL), None);
+        search.restart();
+        search.others_hold(false);
+        assert_eq!(search.step(now), Some(own_from_start()));
+        search.read_own(None);
+        assert_eq!(search.step(now), None);
     }
 }

@@ -32,12 +32,6 @@ pub(crate) struct Delivered {
     pub(crate) lost: Vec<String>,
 }
 
-impl Delivered {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.entries.is_empty() && self.lost.is_empty()
-    }
-}
-
 /// The reply of XREADGROUP: what each stream gave. Nil, when the wait was over, is no stream.
 pub(crate) fn read_group(reply: Value) -> Result<Vec<(String, Delivered)>, Trouble> {
     let streams = match reply {
@@ -69,6 +63,27 @@ pub(crate) fn auto_claim(reply: Value) -> Result<(String, Delivered), Trouble> {
         }
     }
     Ok((cursor, delivered))
+}
+
+/// The reply of XPENDING without a range: how many entries each member of the group holds.
+pub(crate) fn pending_by_member(reply: Value) -> Result<Vec<(String, usize)>, Trouble> {
+    let Value::Array(parts) = reply else {
+        return Err(unexpected("XPENDING", &reply));
+    };
+    match parts.into_iter().nth(3) {
+        Some(Value::Array(members)) => members
+            .into_iter()
+            .map(|member| {
+                let (name, count) = pair(member)?;
+                let count = match count {
+                    Value::Int(count) => usize::try_from(count).unwrap_or(0),
+                    count => text(count)?.parse().unwrap_or(0),
+                };
+                Ok((text(name)?, count))
+            })
+            .collect(),
+        _ => Ok(Vec::new()),
+    }
 }
 
 fn delivered(entries: Value) -> Result<Delivered, Trouble> {
@@ -198,6 +213,17 @@ mod tests {
         assert_eq!(cursor, "7-0");
         assert_eq!(delivered.entries.len(), 1);
         assert_eq!(delivered.lost, ["2-0"]);
+    }
+
+    #[test]
+    fn the_holders_of_pending_entries_are_listed() {
+        let member = |name, count| Value::Array(vec![bulk(name), bulk(count)]);
+        let members = Value::Array(vec![member("a", "2"), member("b", "1")]);
+        let reply = Value::Array(vec![Value::Int(3), bulk("1-0"), bulk("3-0"), members]);
+        let holders = pending_by_member(reply).unwrap();
+        assert_eq!(holders, [("a".to_owned(), 2), ("b".to_owned(), 1)]);
+        let none = Value::Array(vec![Value::Int(0), Value::Nil, Value::Nil, Value::Nil]);
+        assert!(pending_by_member(none).unwrap().is_empty());
     }
 
     #[test]

@@ -40,6 +40,12 @@ impl Trouble {
         }
     }
 
+    /// The stream is not ours any more.
+    pub(crate) fn lease_lost() -> Self {
+        let text = "another member has the stream now";
+        Self::new(Origin::Library, Fault::LeaseLost, text)
+    }
+
     /// Postgres has not answered in time.
     pub(crate) fn postgres_silent() -> Self {
         Self::new(

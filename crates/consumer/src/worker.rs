@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use crate::{
@@ -15,18 +16,30 @@ use crate::{
     handler::Apply,
     inbox::Inbox,
     link::Link,
-    message::Source,
+    message::{Malformed, Source},
     patience::{Halt, Patience},
-    reader::Batch,
+    queue::{Delivery, Item, Parcel},
+    replies::Entry,
     trouble::Trouble,
 };
 
 /// The reason of a dead letter whose handler never returned.
 const REASON_PROCESS_ENDED: &str = "the process ended while the handler ran";
 
-/// Settles batches with the application's handler.
+/// What is recorded of the attempts of a message that is about to run.
+#[derive(Debug, Clone, Copy)]
+enum Counted {
+    /// This attempt, with its number.
+    Now(u32),
+    /// Earlier ones.
+    Before,
+}
+
+/// Settles batches with the application's handler. It is shared by the lanes of a member.
 pub(crate) struct Worker<A> {
-    inbox: Inbox,
+    inbox: Arc<Inbox>,
+    /// Acknowledges.
+    control: Link,
     handler: A,
     max_attempts: u32,
     retry: Pace,
@@ -35,14 +48,16 @@ pub(crate) struct Worker<A> {
 }
 
 impl<A: Apply> Worker<A> {
-    pub(crate) fn new(settings: &Settings, handler: A, patience: Patience) -> Self {
+    pub(crate) fn new(
+        settings: &Settings,
+        inbox: Arc<Inbox>,
+        control: Link,
+        handler: A,
+        patience: Patience,
+    ) -> Self {
         Self {
-            inbox: Inbox::new(
-                settings.pool.clone(),
-                settings.group.clone(),
-                settings.response_timeout,
-                settings.gate,
-            ),
+            inbox,
+            control,
             handler,
             max_attempts: settings.max_attempts,
             retry: settings.retry,
@@ -51,55 +66,55 @@ impl<A: Apply> Worker<A> {
         }
     }
 
-    pub(crate) fn inbox(&self) -> &Inbox {
-        &self.inbox
-    }
-
-    /// Settles all messages of a batch. After the stop signal it finishes what runs and halts before the
-    /// next message; the rest stays pending.
-    pub(crate) async fn settle(&self, batch: Batch, control: &mut Link) -> Result<(), Halt> {
-        let Batch {
-            source,
-            delivered,
-            redelivered,
-        } = batch;
-        if !delivered.lost.is_empty() {
-            error!(stream = source.stream, entries = ?delivered.lost, "entries were deleted before they were handled");
-            self.counters
-                .add(&source.stream, Count::Lost, delivered.lost.len());
-            self.acknowledge(control, &source, &delivered.lost).await?;
-        }
-        let mut messages = Vec::with_capacity(delivered.entries.len());
-        for entry in delivered.entries {
-            match Message::from_entry(&source, &entry) {
-                Ok(message) => messages.push(message),
-                Err(malformed) => {
-                    self.patience
-                        .insist("set aside a malformed entry", async || {
-                            self.inbox
-                                .set_aside_malformed(&source, &entry, &malformed)
-                                .await
-                        })
-                        .await?;
-                    error!(
-                        stream = source.stream,
-                        entry = entry.id,
-                        reason = malformed.0,
-                        "malformed entry set aside"
-                    );
-                    self.counters.add(&source.stream, Count::Dead, 1);
-                    self.acknowledge(control, &source, &[entry.id]).await?;
+    /// Settles the items of a batch, and returns those that must run again, in their order: what failed and may be
+    /// tried again, and what came after it with the same ordering key. After the stop signal it finishes what runs
+    /// and halts before the next message; the rest stays pending.
+    pub(crate) async fn settle(
+        &self,
+        source: &Arc<Source>,
+        items: Vec<Item>,
+    ) -> Result<Vec<Item>, Halt> {
+        let mut together = Vec::with_capacity(items.len());
+        for item in items {
+            match (item.parcel, item.delivery) {
+                (Parcel::Malformed(entry, malformed), _) => {
+                    self.settle_malformed(source, entry, &malformed).await?;
+                }
+                (Parcel::Message(message), Delivery::First) => together.push(*message),
+                (Parcel::Message(message), Delivery::Again) => {
+                    return self.settle_redelivered(*message).await;
+                }
+                (Parcel::Message(message), Delivery::Failed { recorded }) => {
+                    let attempts = recorded.then_some(Counted::Before);
+                    let unsettled = self.settle_alone(*message, attempts).await?;
+                    return Ok(Vec::from_iter(unsettled));
                 }
             }
         }
-        if redelivered {
-            for message in messages {
-                self.patience.go_on()?;
-                self.settle_redelivered(message, control).await?;
-            }
-            return Ok(());
-        }
-        self.settle_together(messages, &source, control).await
+        self.settle_together(together, source).await
+    }
+
+    async fn settle_malformed(
+        &self,
+        source: &Source,
+        entry: Entry,
+        malformed: &Malformed,
+    ) -> Result<(), Halt> {
+        self.patience
+            .insist("set aside a malformed entry", async || {
+                self.inbox
+                    .set_aside_malformed(source, &entry, malformed)
+                    .await
+            })
+            .await?;
+        error!(
+            stream = source.stream,
+            entry = entry.id,
+            reason = malformed.0,
+            "malformed entry set aside"
+        );
+        self.counters.add(&source.stream, Count::Dead, 1);
+        self.acknowledge(source, &[entry.id]).await
     }
 
     /// First deliveries: one transaction for all. If a handler fails, it may be for what its batch mates
@@ -108,8 +123,7 @@ impl<A: Apply> Worker<A> {
         &self,
         mut messages: Vec<Message>,
         source: &Arc<Source>,
-        control: &mut Link,
-    ) -> Result<(), Halt> {
+    ) -> Result<Vec<Item>, Halt> {
         if messages.len() > 1 {
             let applied = self.apply(&mut messages, false).await?;
             match applied {
@@ -118,33 +132,38 @@ impl<A: Apply> Worker<A> {
                         .iter()
                         .map(|message| message.entry_id().to_owned())
                         .collect();
-                    return self.acknowledge(control, source, &ids).await;
+                    self.acknowledge(source, &ids).await?;
+                    return Ok(Vec::new());
                 }
                 Err(trouble) => {
                     info!(stream = source.stream, messages = messages.len(), error = %trouble, "batch failed; one by one");
                 }
             }
         }
+        let mut unsettled: Vec<Item> = Vec::new();
         for message in messages {
             self.patience.go_on()?;
-            self.settle_alone(message, None, control).await?;
+            let key = message.ordering_key();
+            if key.is_some() && unsettled.iter().any(|item| item.ordering_key() == key) {
+                let delivery = Delivery::Failed { recorded: false };
+                unsettled.push(Item::message(message, delivery));
+                continue;
+            }
+            unsettled.extend(self.settle_alone(message, None).await?);
         }
-        Ok(())
+        Ok(unsettled)
     }
 
     /// An entry that was given out before: the process may have died of it. Its attempt is committed
     /// before it runs, so that a handler that kills the process cannot do so for ever.
-    async fn settle_redelivered(
-        &self,
-        mut message: Message,
-        control: &mut Link,
-    ) -> Result<(), Halt> {
+    async fn settle_redelivered(&self, mut message: Message) -> Result<Vec<Item>, Halt> {
         let settled = self.patience.insist("look up an entry", async || {
             self.inbox.is_settled(&message).await
         });
         if settled.await? {
             self.counters.add(message.stream(), Count::Repeated, 1);
-            return self.acknowledge_message(control, &message).await;
+            self.acknowledge_message(&message).await?;
+            return Ok(Vec::new());
         }
         let attempts = self.count_attempt(&message, None).await?;
         if attempts.count > self.max_attempts {
@@ -152,64 +171,60 @@ impl<A: Apply> Worker<A> {
                 .last_error
                 .as_deref()
                 .unwrap_or(REASON_PROCESS_ENDED);
-            return self
-                .set_aside(&message, attempts.count - 1, reason, control)
-                .await;
+            self.set_aside(&message, attempts.count - 1, reason).await?;
+            return Ok(Vec::new());
         }
         message.set_attempts_before(attempts.count - 1);
-        self.settle_alone(message, Some(attempts.count), control)
-            .await
+        let counted = Counted::Now(attempts.count);
+        let unsettled = self.settle_alone(message, Some(counted)).await?;
+        Ok(Vec::from_iter(unsettled))
     }
 
-    /// One message in transactions of its own, until it is applied or has failed too often. `counted` is
-    /// the number of the first attempt, where that was recorded beforehand.
+    /// One attempt of one message, in a transaction of its own. Returned if it failed and may be tried again.
+    /// `counted` says what is recorded of it.
     async fn settle_alone(
         &self,
         message: Message,
-        mut counted: Option<u32>,
-        control: &mut Link,
-    ) -> Result<(), Halt> {
-        let mut recorded = counted.is_some();
+        counted: Option<Counted>,
+    ) -> Result<Option<Item>, Halt> {
         let mut alone = vec![message];
-        loop {
-            let Err(trouble) = self.apply(&mut alone, recorded).await? else {
-                return self.acknowledge_message(control, &alone[0]).await;
-            };
-            let message = &alone[0];
-            let attempts = match counted.take() {
-                Some(attempts) => {
-                    self.patience
-                        .insist("record an error", async || {
-                            self.inbox.note_error(message, &trouble.text).await
-                        })
-                        .await?;
-                    attempts
-                }
-                None => {
-                    self.count_attempt(message, Some(&trouble.text))
-                        .await?
-                        .count
-                }
-            };
-            recorded = true;
-            self.counters.add(message.stream(), Count::Failed, 1);
-            let rejected = trouble.decision() == Decision::SetAside;
-            if rejected || attempts >= self.max_attempts {
-                return self
-                    .set_aside(message, attempts, &trouble.text, control)
-                    .await;
+        let Err(trouble) = self.apply(&mut alone, counted.is_some()).await? else {
+            self.acknowledge_message(&alone[0]).await?;
+            return Ok(None);
+        };
+        let mut message = alone.remove(0);
+        let attempts = match counted {
+            Some(Counted::Now(attempts)) => {
+                self.patience
+                    .insist("record an error", async || {
+                        self.inbox.note_error(&message, &trouble.text).await
+                    })
+                    .await?;
+                attempts
             }
-            let wait = match trouble.fault {
-                Fault::HandlerPostpones(wait) => wait,
-                _ => self.retry.after_attempts(attempts),
-            };
-            warn!(
-                stream = message.stream(), entry = message.entry_id(), message_key = message.message_key(),
-                attempts, wait_ms = crate::reader::milliseconds(wait), error = %trouble, "attempt failed"
-            );
-            self.patience.pause(wait).await?;
-            alone[0].set_attempts_before(attempts);
+            Some(Counted::Before) | None => {
+                self.count_attempt(&message, Some(&trouble.text))
+                    .await?
+                    .count
+            }
+        };
+        self.counters.add(message.stream(), Count::Failed, 1);
+        let rejected = trouble.decision() == Decision::SetAside;
+        if rejected || attempts >= self.max_attempts {
+            self.set_aside(&message, attempts, &trouble.text).await?;
+            return Ok(None);
         }
+        let wait = match trouble.fault {
+            Fault::HandlerPostpones(wait) => wait,
+            _ => self.retry.after_attempts(attempts),
+        };
+        warn!(
+            stream = message.stream(), entry = message.entry_id(), message_key = message.message_key(),
+            attempts, wait_ms = crate::reader::milliseconds(wait), error = %trouble, "attempt failed"
+        );
+        message.set_attempts_before(attempts);
+        let item = Item::message(message, Delivery::Failed { recorded: true });
+        Ok(Some(item.not_before(Instant::now() + wait)))
     }
 
     /// Applies messages in one transaction, waiting out outages. The inner error is a handler's failure.
@@ -260,13 +275,7 @@ impl<A: Apply> Worker<A> {
             .await
     }
 
-    async fn set_aside(
-        &self,
-        message: &Message,
-        attempts: u32,
-        reason: &str,
-        control: &mut Link,
-    ) -> Result<(), Halt> {
+    async fn set_aside(&self, message: &Message, attempts: u32, reason: &str) -> Result<(), Halt> {
         let outcome = self
             .patience
             .insist("set a message aside", async || {
@@ -287,27 +296,22 @@ impl<A: Apply> Worker<A> {
             }
             SetAside::Applied => self.counters.add(message.stream(), Count::Repeated, 1),
         }
-        self.acknowledge_message(control, message).await
+        self.acknowledge_message(message).await
     }
 
-    async fn acknowledge_message(&self, control: &mut Link, message: &Message) -> Result<(), Halt> {
-        self.acknowledge(control, message.source(), &[message.entry_id().to_owned()])
+    async fn acknowledge_message(&self, message: &Message) -> Result<(), Halt> {
+        self.acknowledge(message.source(), &[message.entry_id().to_owned()])
             .await
     }
 
     /// Tells Redis that entries are settled. A crash before this delivers them again, to be found in the
     /// inbox. It goes on trying after the stop signal: what has run is acknowledged if the grace period allows.
-    async fn acknowledge(
-        &self,
-        control: &mut Link,
-        source: &Source,
-        ids: &[String],
-    ) -> Result<(), Halt> {
+    async fn acknowledge(&self, source: &Source, ids: &[String]) -> Result<(), Halt> {
         let mut command = redis::cmd("XACK");
         command.arg(&source.stream).arg(&self.inbox.group).arg(ids);
         let mut backoff = self.patience.backoff();
         loop {
-            match control.query(&command).await {
+            match self.control.query(&command).await {
                 Ok(_) => {
                     self.patience.over("acknowledge entries", &mut backoff);
                     return Ok(());

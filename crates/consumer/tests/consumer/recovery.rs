@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use outbox_consumer::Order;
 use outbox_testkit::eventually;
 
 use crate::shop::{DEADLINE, GROUP, ORDERS, Shop, run, ship};
@@ -43,7 +44,8 @@ async fn a_dead_members_entries_are_claimed_past_the_first_hundred() {
     shop.held_by("alive", 150, Duration::ZERO).await;
     shop.held_by("dead", 150, LONG_AGO).await;
 
-    let consumer = run(shop.consumer().claim_after(Duration::from_secs(600)), ship);
+    let shared = shop.consumer().order(Order::None);
+    let consumer = run(shared.claim_after(Duration::from_secs(600)), ship);
 
     shop.single_effects(150).await;
     eventually(DEADLINE, "150 acknowledged", || async {
@@ -73,7 +75,8 @@ async fn new_messages_do_not_wait_for_a_long_walk() {
     let position = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&position);
 
-    let consumer = run(shop.consumer(), async move |tx, message| {
+    let shared = shop.consumer().order(Order::None);
+    let consumer = run(shared, async move |tx, message| {
         seen.lock().unwrap().push(message.message_key().to_owned());
         ship(tx, message).await
     });

@@ -244,6 +244,7 @@ pub(crate) fn consumer_at(postgres_url: &str, redis_url: &str) -> Builder {
     .retry_backoff(ms(5), ms(20))
     .outage_backoff(ms(10), ms(100))
     .response_timeout(ms(2_000))
+    .lease(ms(1_000))
 }
 
 /// The stream of a topic that has one partition.

@@ -1,0 +1,297 @@
+//! The entries in hand of one stream, in their order.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::Arc,
+};
+
+use tokio::time::Instant;
+
+use super::Ticket;
+use crate::{
+    Message,
+    message::{Malformed, Source},
+    replies::Entry,
+};
+
+/// An entry that is to be settled.
+#[derive(Debug)]
+pub(crate) struct Item {
+    pub(crate) parcel: Parcel,
+    pub(crate) delivery: Delivery,
+    not_before: Option<Instant>,
+}
+
+/// An entry by its form.
+#[derive(Debug)]
+pub(crate) enum Parcel {
+    Message(Box<Message>),
+    Malformed(Entry, Malformed),
+}
+
+/// What is known about earlier attempts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Delivery {
+    /// There was none: it may share a transaction with others.
+    First,
+    /// It was given out before, so that a handler may have died of it: it runs alone, its attempt counted first.
+    Again,
+    /// Its batch or an attempt of its own has failed: it runs alone. Whether anything is recorded of it is said.
+    Failed { recorded: bool },
+}
+
+/// Items of one stream for one lane.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) items: Vec<Item>,
+    pub(crate) ticket: Ticket,
+}
+
+/// The entries in hand of one term of a stream.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) source: Arc<Source>,
+    waiting: VecDeque<Item>,
+    /// Ids of all entries in hand, on a lane or waiting.
+    ids: HashSet<String>,
+    /// Ordering keys that are on a lane.
+    busy: HashSet<String>,
+    running: usize,
+    closed_at: Option<Instant>,
+    pub(super) being_read: bool,
+    pub(super) lease_until: Option<Instant>,
+    pub(super) bytes: usize,
+}
+
+impl Item {
+    fn new(parcel: Parcel, delivery: Delivery) -> Self {
+        Self {
+            parcel,
+            delivery,
+            not_before: None,
+        }
+    }
+
+    pub(crate) fn malformed(entry: Entry, malformed: Malformed, delivery: Delivery) -> Self {
+        Self::new(Parcel::Malformed(entry, malformed), delivery)
+    }
+
+    pub(crate) fn message(message: Message, delivery: Delivery) -> Self {
+        Self::new(Parcel::Message(Box::new(message)), delivery)
+    }
+
+    /// The same, not to be tried before that time.
+    pub(crate) fn not_before(self, time: Instant) -> Self {
+        Self {
+            not_before: Some(time),
+            ..self
+        }
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        match &self.parcel {
+            Parcel::Message(message) => message.entry_id(),
+            Parcel::Malformed(entry, _) => &entry.id,
+        }
+    }
+
+    /// What must not run at the same time; none for an entry that may run at any time.
+    pub(crate) fn ordering_key(&self) -> Option<&str> {
+        match &self.parcel {
+            Parcel::Message(message) => message.ordering_key(),
+            Parcel::Malformed(..) => None,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match &self.parcel {
+            Parcel::Message(message) => message.payload().len(),
+            Parcel::Malformed(entry, _) => {
+                entry.fields.iter().map(|(n, v)| n.len() + v.len()).sum()
+            }
+        }
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.not_before.is_none_or(|time| time <= now)
+    }
+}
+
+impl Line {
+    pub(super) fn new(source: Arc<Source>) -> Self {
+        Self {
+            source,
+            waiting: VecDeque::new(),
+            ids: HashSet::new(),
+            busy: HashSet::new(),
+            running: 0,
+            closed_at: None,
+            being_read: false,
+            lease_until: None,
+            bytes: 0,
+        }
+    }
+
+    pub(super) fn add(&mut self, items: Vec<Item>) {
+        if self.closed_at.is_some() {
+            return;
+        }
+        for item in items {
+            if self.ids.insert(item.id().to_owned()) {
+                self.bytes += item.bytes();
+                self.waiting.push_back(item);
+            }
+        }
+    }
+
+    /// Takes up to `most` items that may run now. An item that must run alone is a batch by itself; what comes
+    /// after an item that has to wait waits too, if it has the same key.
+    pub(super) fn take(&mut self, most: usize, now: Instant) -> Option<Batch> {
+        let mut passed: HashSet<String> = HashSet::new();
+        let mut taken: Vec<usize> = Vec::new();
+        for (index, item) in self.waiting.iter().enumerate() {
+            if taken.len() >= most {
+                break;
+            }
+            let key = item.ordering_key();
+            let must_wait = key.is_some_and(|key| self.busy.contains(key) || passed.contains(key));
+            let alone = item.delivery != Delivery::First || item.is_malformed();
+            if must_wait || !item.is_due(now) || (alone && !taken.is_empty()) {
+                passed.extend(key.map(str::to_owned));
+                continue;
+            }
+            taken.push(index);
+            if alone {
+                break;
+            }
+        }
+        if taken.is_empty() {
+            return None;
+        }
+        let items = self.remove(&taken);
+        self.running += items.len();
+        let keys: HashSet<String> = items
+            .iter()
+            .filter_map(|item| item.ordering_key().map(str::to_owned))
+            .collect();
+        self.busy.extend(keys.iter().cloned());
+        let ticket = Ticket {
+            source: Arc::clone(&self.source),
+            ids: items.iter().map(|item| item.id().to_owned()).collect(),
+            keys: keys.into_iter().collect(),
+            began: now,
+        };
+        Some(Batch { items, ticket })
+    }
+
+    /// Takes the items at these indexes, which ascend.
+    fn remove(&mut self, indexes: &[usize]) -> Vec<Item> {
+        let leading = indexes.iter().enumerate().all(|(n, index)| n == *index);
+        if leading {
+            return self.waiting.drain(..indexes.len()).collect();
+        }
+        let mut next = indexes.iter().copied().peekable();
+        let (mut taken, mut left) = (Vec::with_capacity(indexes.len()), VecDeque::new());
+        for (index, item) in std::mem::take(&mut self.waiting).into_iter().enumerate() {
+            if next.next_if_eq(&index).is_some() {
+                taken.push(item);
+            } else {
+                left.push_back(item);
+            }
+        }
+        self.waiting = left;
+        taken
+    }
+
+    /// Ends a batch. What is unsettled goes to the front: it came before everything that waits with its key.
+    pub(super) fn take_back(&mut self, ticket: &Ticket, unsettled: Vec<Item>) {
+        self.running -= ticket.ids.len();
+        for key in &ticket.keys {
+            self.busy.remove(key);
+        }
+        for id in &ticket.ids {
+            self.ids.remove(id);
+        }
+        let kept = unsettled.into_iter().rev();
+        for item in kept.filter(|item| self.closed_at.is_none() || item.not_before.is_none()) {
+            self.ids.insert(item.id().to_owned());
+            self.waiting.push_front(item);
+        }
+        self.bytes = self.waiting.iter().map(Item::bytes).sum();
+    }
+
+    /// Takes in nothing more, and lets go of what has to wait, with what comes after it.
+    pub(super) fn close(&mut self, now: Instant) {
+        if self.closed_at.is_some() {
+            return;
+        }
+        self.closed_at = Some(now);
+        let mut passed: HashSet<String> = HashSet::new();
+        let waiting = std::mem::take(&mut self.waiting);
+        for item in waiting {
+            let key = item.ordering_key();
+            if !item.is_due(now) || key.is_some_and(|key| passed.contains(key)) {
+                passed.extend(key.map(str::to_owned));
+                self.ids.remove(item.id());
+            } else {
+                self.waiting.push_back(item);
+            }
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        for item in self.waiting.drain(..) {
+            self.ids.remove(item.id());
+        }
+        self.bytes = 0;
+    }
+
+    pub(super) fn is_drained(&self) -> bool {
+        self.closed_at.is_some() && self.waiting.is_empty() && self.running == 0 && !self.being_read
+    }
+
+    pub(super) fn is_readable(&self, now: Instant) -> bool {
+        self.closed_at.is_none() && self.lease_until.is_none_or(|until| now < until)
+    }
+
+    pub(super) fn holds(&self, id: &str) -> bool {
+        self.ids.contains(id)
+    }
+
+    pub(super) fn ids(&self) -> Vec<String> {
+        self.ids.iter().cloned().collect()
+    }
+
+    pub(super) fn in_hand(&self) -> usize {
+        self.ids.len()
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// How many items wait for a later time, or for one that does.
+    pub(super) fn blocked(&self, now: Instant) -> usize {
+        let mut passed: HashSet<&str> = HashSet::new();
+        let mut blocked = 0;
+        for item in &self.waiting {
+            let key = item.ordering_key();
+            if !item.is_due(now) || key.is_some_and(|key| passed.contains(key)) {
+                blocked += 1;
+                passed.extend(key);
+            }
+        }
+        blocked
+    }
+
+    pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
+        let times = self.waiting.iter().filter_map(|item| item.not_before);
+        times.filter(|time| *time > now).min()
+    }
+}
+
+impl Item {
+    fn is_malformed(&self) -> bool {
+        matches!(self.parcel, Parcel::Malformed(..))
+    }
+}
