@@ -19,7 +19,8 @@ const WOKEN_WITHIN: Duration = Duration::from_secs(1);
 /// After a fault, the first row is in Redis within this time.
 const FIRST_WITHIN: Duration = Duration::from_secs(5);
 
-/// A leader whose connection went dead finds out within this time: a heartbeat every 1.2 s, answered within 3 s.
+/// A leader whose connection went dead finds out within this time: a heartbeat every 1.2 s, answered within 3 s, and
+/// what else it says answered within `--postgres-timeout`.
 const HEALTH_CHECK: Duration = Duration::from_millis(4_200);
 
 /// Asserts that most of these are woken arrivals.
@@ -114,7 +115,8 @@ async fn a_terminated_session_is_replaced_and_listens_again() {
 async fn a_connection_that_went_dead_without_a_word_is_replaced_and_listens_again() {
     let outbox = Outbox::open().await;
     let proxy = Proxy::start(outbox.postgres.port()).await.unwrap();
-    let relay = leading(outbox.relay_via(&proxy).args(RARELY)).await;
+    let relay = outbox.relay_via(&proxy).args(RARELY);
+    let relay = leading(relay.args(["--postgres-timeout", "3s"])).await;
     outbox.leader_sleeps().await;
     proxy.blackhole().await.unwrap();
     outbox.insert("first").await;
