@@ -54,6 +54,7 @@ mod patience;
 mod queries;
 mod reader;
 mod recovery;
+mod redelivery;
 mod replies;
 mod router;
 mod trouble;

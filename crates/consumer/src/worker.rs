@@ -22,16 +22,16 @@ use crate::{
 };
 
 /// The reason of a dead letter whose handler never returned.
-const REASON_PROCESS_ENDED: &str = "the process ended while the handler ran";
+pub(crate) const REASON_PROCESS_ENDED: &str = "the process ended while the handler ran";
 
 /// Settles batches with the application's handler.
 pub(crate) struct Worker<A> {
-    inbox: Inbox,
-    handler: A,
-    max_attempts: u32,
-    retry: Pace,
-    patience: Patience,
-    counters: Counters,
+    pub(crate) inbox: Inbox,
+    pub(crate) handler: A,
+    pub(crate) max_attempts: u32,
+    pub(crate) retry: Pace,
+    pub(crate) patience: Patience,
+    pub(crate) counters: Counters,
 }
 
 impl<A: Apply> Worker<A> {
