@@ -32,11 +32,17 @@ fn assert_woken(mut latencies: Vec<Duration>) {
     );
 }
 
+/// Waits until the leader sleeps and is up for nothing but the check of the history.
+async fn sound_asleep(outbox: &Outbox<'_>) {
+    outbox.settles().await;
+    outbox.leader_sleeps().await;
+}
+
 /// Inserts while the leader sleeps, several times, and returns how long each took to arrive.
 async fn latencies(outbox: &Outbox<'_>, db: &Client, name: &str) -> Vec<Duration> {
     let mut latencies = Vec::new();
     for n in 0..7 {
-        outbox.leader_sleeps().await;
+        sound_asleep(outbox).await;
         let key = format!("{name}-{n}");
         let begun = Instant::now();
         insert(db, &key).await;
@@ -68,7 +74,7 @@ async fn a_writer_that_saw_the_relay_awake_is_found_soon_although_nobody_notifie
     let relay = outbox.leader(&RARELY).await;
     let mut latencies = Vec::new();
     for (n, writer) in writers.iter().enumerate() {
-        outbox.leader_sleeps().await;
+        sound_asleep(&outbox).await;
         let begun = Instant::now();
         writer.batch_execute("COMMIT").await.unwrap();
         outbox.arrives(&format!("row-{n}")).await;
