@@ -67,6 +67,7 @@ pub(crate) struct Settings {
     pub(crate) outage: Pace,
     pub(crate) response_timeout: Duration,
     pub(crate) grace: Duration,
+    pub(crate) stream_prefix: String,
     pub(crate) gate: Gate,
     pub(crate) dead_letter_retention: Duration,
 }
@@ -258,6 +259,7 @@ impl Builder {
             outage: self.outage,
             response_timeout: self.response_timeout,
             grace: self.grace,
+            stream_prefix: self.stream_prefix,
             gate: Gate {
                 inbox_retention: self.inbox_retention,
                 on_dead_letter: self.on_dead_letter,

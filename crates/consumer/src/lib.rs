@@ -45,6 +45,7 @@ mod gate;
 mod handler;
 mod handler_error;
 mod handler_times;
+mod history;
 mod inbox;
 mod link;
 mod member;
@@ -57,7 +58,10 @@ mod recovery;
 mod redelivery;
 mod replies;
 mod router;
+mod survey;
 mod trouble;
+mod upkeep;
+mod window;
 mod worker;
 
 pub use crate::{

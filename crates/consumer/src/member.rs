@@ -1,6 +1,6 @@
 //! The loop of one member of a group: read, settle, again.
 
-use std::{sync::Arc, time::Duration};
+use std::{rc::Rc, sync::Arc, time::Duration};
 
 use redis::Script;
 use tokio::time::timeout;
@@ -18,6 +18,7 @@ use crate::{
     queries,
     reader::{Reader, milliseconds},
     trouble::Trouble,
+    upkeep::Upkeep,
     worker::Worker,
 };
 
@@ -34,7 +35,9 @@ pub(crate) struct Member<A> {
     reader: Reader,
     /// The connection for everything that does not block.
     control: Link,
-    worker: Worker<A>,
+    worker: Rc<Worker<A>>,
+    /// Taken when the work begins.
+    upkeep: Option<Upkeep>,
 }
 
 impl<A: Apply> Member<A> {
@@ -43,7 +46,8 @@ impl<A: Apply> Member<A> {
         Self {
             reader: Reader::new(&settings, patience.counters.clone()),
             control: Link::new(settings.redis.clone(), timeout, timeout),
-            worker: Worker::new(&settings, handler, patience.clone()),
+            worker: Rc::new(Worker::new(&settings, handler, patience.clone())),
+            upkeep: Some(Upkeep::new(&settings, patience.clone())),
             group: settings.group,
             name: settings.name,
             sources: settings.sources,
@@ -60,13 +64,48 @@ impl<A: Apply> Member<A> {
     /// stays pending.
     pub(crate) async fn work(&mut self) -> Result<(), Error> {
         match self.work_until_halt().await {
-            Ok(()) | Err(Halt::Stopped) => Ok(()),
-            Err(Halt::Fatal(error)) => Err(error),
+            Halt::Stopped => Ok(()),
+            Halt::Fatal(error) => Err(error),
         }
     }
 
-    async fn work_until_halt(&mut self) -> Result<(), Halt> {
-        self.start().await?;
+    /// The batches, and beside them what has waited in the table of dead letters, and the upkeep. Each finishes what
+    /// it is at after the stop signal; if one cannot go on, that stops the others.
+    async fn work_until_halt(&mut self) -> Halt {
+        if let Err(halt) = self.start().await {
+            return halt;
+        }
+        let Some(mut upkeep) = self.upkeep.take() else {
+            return Halt::Stopped;
+        };
+        if let Err(halt) = upkeep.begin().await {
+            return halt;
+        }
+        let worker = Rc::clone(&self.worker);
+        let patience = self.patience.clone();
+        let topics: Vec<String> = self
+            .sources
+            .iter()
+            .map(|source| source.topic.clone())
+            .collect();
+        let claim_after = self.claim_after;
+        let (batches, letters, upkeep) = tokio::join!(
+            patience.stopping_all(async {
+                match self.settle_until_halt().await {
+                    Ok(()) => Halt::Stopped,
+                    Err(halt) => halt,
+                }
+            }),
+            patience.stopping_all(worker.redeliver(&topics, claim_after)),
+            patience.stopping_all(upkeep.go_on()),
+        );
+        let fatal = [batches, letters, upkeep]
+            .into_iter()
+            .find(|halt| matches!(halt, Halt::Fatal(_)));
+        fatal.unwrap_or(Halt::Stopped)
+    }
+
+    async fn settle_until_halt(&mut self) -> Result<(), Halt> {
         info!(group = self.group, member = self.name, "consumer started");
         let mut backoff = self.patience.backoff();
         let mut group_remade = false;

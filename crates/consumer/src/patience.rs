@@ -113,6 +113,15 @@ impl Patience {
         }
     }
 
+    /// Work beside other work: if it cannot go on, the others stop as at the stop signal.
+    pub(crate) async fn stopping_all(&self, work: impl Future<Output = Halt>) -> Halt {
+        let halt = work.await;
+        if matches!(halt, Halt::Fatal(_)) {
+            self.stop.cancel();
+        }
+        halt
+    }
+
     /// Whether more work may begin.
     pub(crate) fn go_on(&self) -> Result<(), Halt> {
         if self.stop.is_cancelled() {

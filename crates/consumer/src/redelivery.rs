@@ -21,6 +21,7 @@ use crate::{
 
 /// How often the table is looked at while nothing is due.
 const INTERVAL: Duration = Duration::from_secs(1);
+const LOOKING: &str = "look for dead letters to retry";
 
 /// A row whose turn has come. Its attempt is committed already, so that a handler that kills the process cannot do so
 /// for ever.
@@ -39,27 +40,22 @@ impl<A: Apply> Worker<A> {
     ///
     /// May be dropped at any point: an open transaction is rolled back, and the row is taken again after the claim time.
     pub(crate) async fn redeliver(&self, topics: &[String], claim_after: Duration) -> Halt {
+        let mut backoff = self.patience.backoff();
         loop {
-            if let Err(halt) = self.redeliver_due(topics, claim_after).await {
+            let next = match self.inbox.next_due(topics, claim_after).await {
+                Ok(Some(due)) => self.deliver(due).await,
+                Ok(None) => {
+                    self.patience.over(LOOKING, &mut backoff);
+                    self.patience.pause(INTERVAL).await
+                }
+                // No oftener than otherwise: the batches try to reach the same server already.
+                Err(trouble) => match self.patience.note(LOOKING, &mut backoff, &trouble) {
+                    Ok(_) => self.patience.pause(INTERVAL).await,
+                    Err(halt) => Err(halt),
+                },
+            };
+            if let Err(halt) = next.and_then(|()| self.patience.go_on()) {
                 return halt;
-            }
-            if let Err(halt) = self.patience.pause(INTERVAL).await {
-                return halt;
-            }
-        }
-    }
-
-    async fn redeliver_due(&self, topics: &[String], claim_after: Duration) -> Result<(), Halt> {
-        loop {
-            self.patience.go_on()?;
-            let due = self
-                .patience
-                .insist("look for dead letters to retry", async || {
-                    self.inbox.take_due(topics, claim_after).await
-                });
-            match due.await? {
-                Some(due) => self.deliver(due).await?,
-                None => return Ok(()),
             }
         }
     }
@@ -154,12 +150,16 @@ enum Delivered {
 }
 
 impl Inbox {
-    /// The next row whose turn it is, with its attempt counted; nobody else takes it within the claim time.
-    async fn take_due(
+    /// The next row whose turn it is, with its attempt counted; nobody else takes it within the claim time. Writes
+    /// nothing where there is none.
+    async fn next_due(
         &self,
         topics: &[String],
         claim_after: Duration,
     ) -> Result<Option<Due>, Trouble> {
+        if !self.may_be_due(topics).await? {
+            return Ok(None);
+        }
         let seconds = claim_after.as_secs_f64();
         let row = self
             .durably(async |tx| {
@@ -168,6 +168,25 @@ impl Inbox {
             })
             .await?;
         row.map(|row| due(&row).map_err(Trouble::from)).transpose()
+    }
+
+    async fn may_be_due(&self, topics: &[String]) -> Result<bool, Trouble> {
+        let connection = self.connect().await?;
+        let row = self
+            .bounded(async {
+                let may_be_due = connection.prepare_cached(queries::MAY_BE_DUE).await?;
+                connection
+                    .query_one(&may_be_due, &[&self.group, &topics])
+                    .await
+            })
+            .await;
+        match row {
+            Ok(row) => Ok(row.get(0)),
+            Err(trouble) => {
+                Inbox::give_up(self, connection, &trouble);
+                Err(trouble)
+            }
+        }
     }
 
     async fn apply_letter<A: Apply>(&self, handler: &A, due: &Due) -> Result<Delivered, Trouble> {
