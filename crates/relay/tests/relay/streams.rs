@@ -8,10 +8,10 @@ use redis::aio::MultiplexedConnection;
 use crate::pair::{DEADLINE, Pair};
 
 /// Blocked streams are tried again every three seconds.
-const CAUGHT_UP: Duration = Duration::from_secs(10);
+const CAUGHT_UP: Duration = Duration::from_secs(20);
 
 /// What flows beside a blocked stream is not slowed down by it.
-const AT_ONCE: Duration = Duration::from_secs(2);
+const AT_ONCE: Duration = Duration::from_secs(8);
 
 async fn command(redis: &mut MultiplexedConnection, line: &str) {
     let mut words = line.split(' ');
