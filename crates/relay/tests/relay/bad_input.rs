@@ -265,6 +265,7 @@ async fn a_redis_user_without_rights() {
             pair.redis.port()
         );
         let relay = run(&pair.postgres.url(&pair.database), &url);
+        pair.no_relay_is_left().await;
         refused(relay, 1, &["Redis", "rights"]).await;
     }
 }

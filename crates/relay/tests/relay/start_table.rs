@@ -18,8 +18,22 @@ impl Pair {
         self.assert_exactly_once_after(&relay).await;
     }
 
+    /// Waits until Postgres has noticed the end of every relay. One that finds another's session stands by at
+    /// first, and does not exit any more.
+    pub(crate) async fn no_relay_is_left(&self) {
+        let sessions = "SELECT count(*) FROM pg_stat_activity
+            WHERE application_name = 'outbox-relay' AND datname = current_database()";
+        eventually(DEADLINE, "the relays' sessions to end", || async {
+            let row = self.sql.query_one(sessions, &[]).await.unwrap();
+            row.get::<_, i64>(0) == 0
+        })
+        .await
+        .unwrap();
+    }
+
     /// A relay that refuses to start; its last line.
     pub(crate) async fn refuses(&self) -> String {
+        self.no_relay_is_left().await;
         refuses(self.relay().spawn().unwrap()).await
     }
 }
