@@ -165,8 +165,8 @@ impl Builder {
 
     /// How many transactions this member has open at a time, 1 to 1,000. Messages with the same ordering key run one
     /// after the other, in their order; the others run at the same time as the lanes allow. All lanes share
-    /// one thread, so they help handlers that wait, not those that compute. The pool must have one
-    /// connection more than this. Default: 1.
+    /// one thread, so they help handlers that wait, not those that compute. The pool must have two
+    /// connections more than this. Default: 1.
     pub fn lanes(mut self, lanes: usize) -> Self {
         self.lanes = lanes;
         self
@@ -290,12 +290,13 @@ impl Builder {
             (1..=LANES_MAX).contains(&self.lanes),
             "must be 1 to 1,000",
         )?;
-        // One connection for each lane and one for the leases; else a long handler would cost the lease.
-        let needed = self.lanes + 1;
+        // One connection for each lane, one for dead letters that are tried again, and one for the leases; else a long
+        // handler would cost the lease.
+        let needed = self.lanes + 2;
         check(
             "lanes",
             self.pool.status().max_size >= needed,
-            &format!("needs a pool of at least {needed} connections, one more than lanes"),
+            &format!("needs a pool of at least {needed} connections, two more than lanes"),
         )?;
         check(
             "lease",

@@ -134,23 +134,49 @@ impl Inbox {
         messages: &mut Vec<Message>,
         forget_attempts: bool,
     ) -> Result<Applied, Trouble> {
-        let take_keys = self
-            .bounded(connection.prepare_cached(queries::TAKE_KEYS))
-            .await?;
-        let still_ours = self
-            .bounded(connection.prepare_cached(queries::STILL_OURS))
-            .await?;
-        let hold_lease = self
-            .bounded(connection.prepare_cached(queries::HOLD_LEASE))
-            .await?;
-        let transaction = self.bounded(connection.transaction()).await?;
-
         let Some(first) = messages.first() else {
             return Ok(Applied::default());
         };
-        let (topic, source) = (first.topic().to_owned(), Arc::clone(first.source()));
+        let topic = first.topic().to_owned();
+        let transaction = self.bounded(connection.transaction()).await?;
         let run = self.sort_out(&transaction, messages).await?;
         let aside = messages.len() - run;
+        let (transaction, fresh) = self
+            .take_effect(transaction, handler, messages, run)
+            .await?;
+        if forget_attempts {
+            let keys: Vec<&str> = messages.iter().map(Message::message_key).collect();
+            self.bounded(
+                transaction.execute(queries::FORGET_ATTEMPTS, &[&self.group, &topic, &keys]),
+            )
+            .await?;
+        }
+        self.commit(transaction).await?;
+        Ok(Applied { fresh, aside })
+    }
+
+    /// Takes the keys of the first `run` messages and calls the handler for those whose key was taken now. They
+    /// come first then, and are counted. The transaction is still to be committed, by [`commit`](Self::commit).
+    pub(crate) async fn take_effect<'t, A: Apply>(
+        &self,
+        transaction: Transaction<'t>,
+        handler: &A,
+        messages: &mut Vec<Message>,
+        run: usize,
+    ) -> Result<(Transaction<'t>, usize), Trouble> {
+        let Some(first) = messages.first() else {
+            return Ok((transaction, 0));
+        };
+        let (topic, source) = (first.topic().to_owned(), Arc::clone(first.source()));
+        let hold_lease = self
+            .bounded(transaction.prepare_cached(queries::HOLD_LEASE))
+            .await?;
+        let take_keys = self
+            .bounded(transaction.prepare_cached(queries::TAKE_KEYS))
+            .await?;
+        let still_ours = self
+            .bounded(transaction.prepare_cached(queries::STILL_OURS))
+            .await?;
         let keys: Vec<&str> = messages[..run].iter().map(Message::message_key).collect();
         let parameters: [&(dyn ToSql + Sync); 3] = [&self.group, &topic, &keys];
         // Sent together: one round trip. The lock timeout is for our own statements, not for the handler's.
@@ -168,37 +194,34 @@ impl Inbox {
         unlimited?;
 
         let identity: Option<(String, i32)> = taken.first().map(|row| (row.get(1), row.get(2)));
+        let Some((transaction_id, backend)) = identity else {
+            return Ok((transaction, 0));
+        };
         let fresh = fresh_first(messages, taken.iter().map(|row| row.get(0)).collect());
-        if let Some((transaction_id, backend)) = identity {
-            let handled = tokio::select! {
-                biased;
-                handled = handler.apply(&transaction, &messages[..fresh]) => handled,
-                silent = self.silence(&transaction, backend) => return Err(silent),
-            };
-            if let Err(trouble) = handled {
-                return Err(self.rolled_back(transaction, trouble).await);
-            }
-            let now = self
-                .bounded(transaction.query_one(&still_ours, &[]))
-                .await
-                .map_err(Trouble::of_handler)?;
-            if now.get::<_, String>(0) != transaction_id {
-                let text = "the handler ended the transaction it was given";
-                return Err(Trouble::new(Origin::Handler, Fault::HandlerError, text));
-            }
+        let handled = tokio::select! {
+            biased;
+            handled = handler.apply(&transaction, &messages[..fresh]) => handled,
+            silent = self.silence(&transaction, backend) => return Err(silent),
+        };
+        if let Err(trouble) = handled {
+            return Err(self.rolled_back(transaction, trouble).await);
         }
-        if forget_attempts {
-            let keys: Vec<&str> = messages.iter().map(Message::message_key).collect();
-            self.bounded(
-                transaction.execute(queries::FORGET_ATTEMPTS, &[&self.group, &topic, &keys]),
-            )
-            .await?;
-        }
-        // Deferred constraints are checked here, hence what fails may be the handler's doing.
-        self.bounded(transaction.commit())
+        let now = self
+            .bounded(transaction.query_one(&still_ours, &[]))
             .await
             .map_err(Trouble::of_handler)?;
-        Ok(Applied { fresh, aside })
+        if now.get::<_, String>(0) != transaction_id {
+            let text = "the handler ended the transaction it was given";
+            return Err(Trouble::new(Origin::Handler, Fault::HandlerError, text));
+        }
+        Ok((transaction, fresh))
+    }
+
+    /// Commits what the handler did. Deferred constraints are checked here, hence what fails may be its doing.
+    pub(crate) async fn commit(&self, transaction: Transaction<'_>) -> Result<(), Trouble> {
+        self.bounded(transaction.commit())
+            .await
+            .map_err(Trouble::of_handler)
     }
 
     /// Rolls back after a handler's trouble. If even that is not possible, the connection was lost, and

@@ -32,9 +32,12 @@ impl<A: Apply> Lane<A> {
     /// # Cancel safety
     ///
     /// May be dropped at any point: an open transaction is rolled back, and what was not acknowledged stays pending.
-    pub(crate) async fn work(&self) -> Result<(), Halt> {
+    pub(crate) async fn work(&self) -> Halt {
         loop {
-            let Batch { items, ticket } = self.queue.next(&self.patience.stop).await?;
+            let Batch { items, ticket } = match self.queue.next(&self.patience.stop).await {
+                Ok(batch) => batch,
+                Err(halt) => return halt,
+            };
             match self.worker.settle(&ticket.source, items).await {
                 Ok(unsettled) => self.queue.finish(ticket, unsettled),
                 Err(Halt::LeaseLost) => {
@@ -45,7 +48,7 @@ impl<A: Apply> Lane<A> {
                     );
                     self.queue.finish(ticket, Vec::new());
                 }
-                Err(halt) => return Err(halt),
+                Err(halt) => return halt,
             }
         }
     }

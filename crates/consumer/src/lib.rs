@@ -45,6 +45,7 @@ mod gate;
 mod handler;
 mod handler_error;
 mod handler_times;
+mod history;
 mod inbox;
 mod keeper;
 mod lane;
@@ -59,12 +60,16 @@ mod queries;
 mod queue;
 mod reader;
 mod recovery;
+mod redelivery;
 mod replies;
 mod router;
 mod silence;
 mod spread;
+mod survey;
 mod topics;
 mod trouble;
+mod upkeep;
+mod window;
 mod worker;
 
 pub use crate::{

@@ -22,6 +22,7 @@ use crate::{
     queue::{Bounds, Queue},
     reader::{Reader, milliseconds},
     trouble::Trouble,
+    upkeep::Upkeep,
     worker::Worker,
 };
 
@@ -38,6 +39,9 @@ pub(crate) struct Member<A> {
     /// The connection for everything that does not block.
     control: Link,
     inbox: Arc<Inbox>,
+    worker: Rc<Worker<A>>,
+    /// Taken when the work begins.
+    upkeep: Option<Upkeep>,
 }
 
 impl<A: Apply> Member<A> {
@@ -61,11 +65,13 @@ impl<A: Apply> Member<A> {
         Self {
             reader: Reader::new(&settings, control.clone(), queue.clone(), patience.clone()),
             lanes: (0..settings.lanes).map(lane).collect(),
+            upkeep: Some(Upkeep::new(&settings, patience.clone())),
             settings,
             patience,
             queue,
             control,
             inbox,
+            worker,
         }
     }
 
@@ -76,17 +82,30 @@ impl<A: Apply> Member<A> {
     /// May be dropped at any point: an open transaction is rolled back, and what was not acknowledged
     /// stays pending.
     pub(crate) async fn work(&mut self) -> Result<(), Error> {
-        match self.start().await {
-            Ok(()) => {}
-            Err(Halt::Fatal(error)) => return Err(error),
-            Err(Halt::Stopped | Halt::LeaseLost) => return Ok(()),
+        match self.work_until_halt().await {
+            Halt::Stopped | Halt::LeaseLost => Ok(()),
+            Halt::Fatal(error) => Err(error),
+        }
+    }
+
+    /// The reader and the lanes, and beside them what has waited in the table of dead letters, the upkeep and the
+    /// keeper. Each finishes what it is at after the stop signal; if one cannot go on, that stops the others.
+    async fn work_until_halt(&mut self) -> Halt {
+        if let Err(halt) = self.start().await {
+            return halt;
+        }
+        let Some(mut upkeep) = self.upkeep.take() else {
+            return Halt::Stopped;
+        };
+        if let Err(halt) = upkeep.begin().await {
+            return halt;
         }
         info!(
             group = self.settings.group,
             member = self.settings.name,
             "consumer started"
         );
-        // Ends when this future does.
+        // A task of its own, which ends when this future does.
         let mut keeper = JoinSet::new();
         let keep = Keeper::new(
             &self.settings,
@@ -97,17 +116,28 @@ impl<A: Apply> Member<A> {
         );
         keeper.spawn(keep.keep());
         let patience = &self.patience;
-        let lanes = self.lanes.iter().map(|lane| ended(patience, lane.work()));
+        let topics = &self.settings.topics;
+        let lanes = self
+            .lanes
+            .iter()
+            .map(|lane| patience.stopping_all(lane.work()));
         let work = async {
-            let (reader, lanes) =
-                tokio::join!(ended(patience, self.reader.read()), join_all(lanes));
-            lanes.into_iter().fold(reader, Result::and)
+            let (reader, lanes, letters, upkeep) = tokio::join!(
+                patience.stopping_all(self.reader.read()),
+                join_all(lanes),
+                patience.stopping_all(self.worker.redeliver(topics, self.settings.claim_after)),
+                patience.stopping_all(upkeep.go_on()),
+            );
+            let all = lanes.into_iter().chain([reader, letters, upkeep]);
+            all.into_iter()
+                .find(|halt| matches!(halt, Halt::Fatal(_)))
+                .unwrap_or(Halt::Stopped)
         };
         tokio::select! {
-            worked = work => worked,
+            halt = work => halt,
             kept = keeper.join_next() => match kept {
-                Some(Ok(Halt::Fatal(error))) => Err(error),
-                _ => Err(Error::Ended),
+                Some(Ok(halt)) => halt,
+                _ => Halt::Fatal(Error::Ended),
             },
         }
     }
@@ -199,20 +229,6 @@ impl<A: Apply> Member<A> {
                     debug!(stream = source.stream, error = %trouble, "could not leave the group")
                 }
             }
-        }
-    }
-}
-
-/// A part of a member ends by the stop signal, which is no error, or it ends all of them.
-async fn ended(
-    patience: &Patience,
-    part: impl Future<Output = Result<(), Halt>>,
-) -> Result<(), Error> {
-    match part.await {
-        Ok(()) | Err(Halt::Stopped | Halt::LeaseLost) => Ok(()),
-        Err(Halt::Fatal(error)) => {
-            patience.stop.cancel();
-            Err(error)
         }
     }
 }

@@ -39,6 +39,21 @@ pub struct Message {
     attempts_before: u32,
 }
 
+/// A message as a row of the dead letters has it.
+pub(crate) struct Stored {
+    pub(crate) source: Arc<Source>,
+    pub(crate) entry_id: String,
+    pub(crate) id: Option<i64>,
+    pub(crate) message_key: String,
+    pub(crate) ordering_key: Option<String>,
+    pub(crate) event_type: Option<String>,
+    pub(crate) created_at: Option<OffsetDateTime>,
+    pub(crate) content_type: Option<String>,
+    pub(crate) headers_text: Option<String>,
+    pub(crate) payload: Bytes,
+    pub(crate) attempts_before: u32,
+}
+
 /// Why an entry is no message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Malformed(pub(crate) String);
@@ -160,6 +175,25 @@ impl Message {
 
     pub(crate) fn headers_text(&self) -> Option<&str> {
         self.headers_text.as_deref()
+    }
+
+    /// A message that was set aside, as it was. Its columns were fields of a message once.
+    pub(crate) fn from_stored(stored: Stored) -> Self {
+        let headers = stored.headers_text.as_deref().map(serde_json::from_str);
+        Self {
+            source: stored.source,
+            entry_id: stored.entry_id,
+            id: stored.id.unwrap_or_default(),
+            message_key: stored.message_key,
+            ordering_key: stored.ordering_key,
+            event_type: stored.event_type,
+            created_at: stored.created_at.unwrap_or(OffsetDateTime::UNIX_EPOCH),
+            content_type: stored.content_type,
+            headers: headers.and_then(Result::ok).unwrap_or_default(),
+            headers_text: stored.headers_text,
+            payload: stored.payload,
+            attempts_before: stored.attempts_before,
+        }
     }
 
     /// Reads an entry by the contract. Fields the contract does not know are ignored.

@@ -77,8 +77,6 @@ impl Patience {
         if trouble.decision() == Decision::Yield {
             return Err(Halt::LeaseLost);
         }
-            eprintln!("TROUBLE {doing}: {trouble:?}");
-        }
         self.counters.add_outage();
         let wait = backoff.next_wait();
         let tries = backoff.tries();
@@ -119,6 +117,15 @@ impl Patience {
             () = self.stop.cancelled() => Err(Halt::Stopped),
             () = tokio::time::sleep(wait) => Ok(()),
         }
+    }
+
+    /// Work beside other work: if it cannot go on, the others stop as at the stop signal.
+    pub(crate) async fn stopping_all(&self, work: impl Future<Output = Halt>) -> Halt {
+        let halt = work.await;
+        if matches!(halt, Halt::Fatal(_)) {
+            self.stop.cancel();
+        }
+        halt
     }
 
     /// Whether more work may begin.

@@ -66,6 +66,86 @@ pub(crate) const SET_ASIDE: &str = "
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11::text::json, $12, $13, $14, $15, $16)
     ON CONFLICT (consumer_group, stream, entry_id) DO NOTHING";
 
+/// Whether a look by [`TAKE_DUE`] is worth its transaction.
+pub(crate) const MAY_BE_DUE: &str = "
+    SELECT EXISTS (SELECT FROM inbox.dead_letters
+                   WHERE consumer_group = $1 AND topic = ANY ($2::text[]) AND state <> 'dead' AND not_before <= now())";
+
+/// The next dead letter to be delivered from the table: one that a person wants retried, or one that waited and is now
+/// the first of its ordering key. Its attempt is counted, and it is nobody else's turn within the claim time ($3, in
+/// seconds). A row that is being delivered is locked, and skipped.
+pub(crate) const TAKE_DUE: &str = "
+    WITH due AS MATERIALIZED (
+        SELECT d.id FROM inbox.dead_letters AS d
+        WHERE d.consumer_group = $1 AND d.topic = ANY ($2::text[]) AND d.state <> 'dead' AND d.not_before <= now()
+          AND NOT (d.holds AND EXISTS (
+              SELECT FROM inbox.dead_letters AS e
+              WHERE e.consumer_group = d.consumer_group AND e.topic = d.topic
+                AND hashtext(e.ordering_key) = hashtext(d.ordering_key) AND e.ordering_key = d.ordering_key
+                AND e.holds AND e.id < d.id))
+        ORDER BY d.id LIMIT 1 FOR UPDATE OF d SKIP LOCKED)
+    UPDATE inbox.dead_letters AS d
+    SET tries = least(d.tries, 2147483646) + 1, attempts = least(d.attempts, 2147483646) + 1,
+        not_before = now() + make_interval(secs => $3)
+    FROM due WHERE d.id = due.id
+    RETURNING d.id, d.stream, d.entry_id, d.topic, d.message_id, d.message_key, d.ordering_key, d.event_type,
+              d.created_at, d.content_type, d.headers::text AS headers, d.payload, d.attempts, d.reason, d.tries";
+
+/// Nothing if the row was discarded, or taken again after the claim time.
+pub(crate) const LOCK_DUE: &str =
+    "SELECT FROM inbox.dead_letters WHERE id = $1 AND tries = $2 AND state <> 'dead' FOR UPDATE";
+
+pub(crate) const REMOVE_LETTER: &str = "DELETE FROM inbox.dead_letters WHERE id = $1";
+
+/// After a failed attempt: the next one not before $3 seconds. $5 is 1 where an outage is to blame, and takes the count
+/// back.
+pub(crate) const PUT_BACK: &str = "
+    UPDATE inbox.dead_letters
+    SET tries = tries - $5::integer, attempts = attempts - $5::integer, reason = $4,
+        not_before = now() + make_interval(secs => $3)
+    WHERE id = $1 AND tries = $2 AND state <> 'dead'";
+
+/// After the last attempt. $4 is 1 where the attempt that was counted was not made.
+pub(crate) const DECLARE_DEAD: &str = "
+    UPDATE inbox.dead_letters
+    SET state = 'dead', tries = 0, attempts = attempts - $4::integer, reason = $3, set_aside_at = now()
+    WHERE id = $1 AND tries = $2 AND state <> 'dead'";
+
+/// One member at a time compares the histories of a group; the transaction's end gives it back.
+pub(crate) const HISTORY_LOCK: &str =
+    "SELECT pg_try_advisory_xact_lock(1869968484, hashtext($1::text))";
+
+/// What this database says of its past. The timeline as the file name of the WAL has it: the control file lags after a
+/// promotion.
+pub(crate) const HISTORY: &str = "
+    SELECT (SELECT system_identifier FROM pg_control_system()) AS system_id,
+           ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint AS timeline,
+           h.branch, h.mark, h.redis_ms, h.positions
+    FROM (SELECT) AS this LEFT JOIN inbox.history AS h ON h.consumer_group = $1";
+
+pub(crate) const SET_MARK: &str = "
+    INSERT INTO inbox.history (consumer_group, branch, mark, redis_ms, positions)
+    VALUES ($1, $2, $3, $4, $5)
+    ON CONFLICT (consumer_group) DO UPDATE
+    SET branch = excluded.branch, mark = excluded.mark, redis_ms = excluded.redis_ms,
+        positions = excluded.positions, marked_at = now()";
+
+pub(crate) const PURGE: &str = "SELECT inbox.purge($1, make_interval(secs => $2), $3)";
+
+/// A dead letter that is deleted is done with: its key goes into the inbox, so that it is not run when it comes again.
+pub(crate) const PURGE_LETTERS: &str = "
+    WITH gone AS (
+        DELETE FROM inbox.dead_letters WHERE id = ANY (ARRAY(
+            SELECT id FROM inbox.dead_letters
+            WHERE consumer_group = $1 AND state = 'dead' AND set_aside_at < now() - make_interval(secs => $2)
+            ORDER BY set_aside_at LIMIT $3 FOR UPDATE SKIP LOCKED))
+        RETURNING consumer_group, topic, message_key),
+    done AS (
+        INSERT INTO inbox.applied (consumer_group, topic, message_key)
+        SELECT DISTINCT consumer_group, topic, message_key FROM gone WHERE message_key IS NOT NULL
+        ON CONFLICT DO NOTHING)
+    SELECT count(*) FROM gone";
+
 /// Dead letters are not in the inbox: the key was taken only to wait for whoever holds it.
 pub(crate) const RELEASE_KEY: &str =
     "DELETE FROM inbox.applied WHERE consumer_group = $1 AND topic = $2 AND message_key = $3";

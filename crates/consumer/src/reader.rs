@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    convert::Infallible,
     sync::Arc,
     time::Duration,
 };
@@ -93,7 +94,14 @@ impl Reader {
     ///
     /// Dropped while it waits, it may leave entries pending for us that nobody has seen. The next owner finds them, or
     /// who claims them after the claim time.
-    pub(crate) async fn read(&mut self) -> Result<(), Halt> {
+    pub(crate) async fn read(&mut self) -> Halt {
+        match self.read_until_halt().await {
+            Ok(never) => match never {},
+            Err(halt) => halt,
+        }
+    }
+
+    async fn read_until_halt(&mut self) -> Result<Infallible, Halt> {
         let mut backoff = self.patience.backoff();
         let mut group_made = false;
         loop {

@@ -1,6 +1,6 @@
 //! Which streams a group is to read now: the relay's marker says how many partitions each topic has and had.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use redis::{Script, Value};
 use tracing::{error, info};
@@ -53,6 +53,31 @@ impl Topics {
     /// Looks at the marker, and at the streams of earlier counts as long as they are not drained: a key whose messages
     /// moved to another stream keeps its order only if the old one is empty first.
     pub(crate) async fn wanted(&mut self) -> Result<Vec<Wanted>, Trouble> {
+        self.read_layouts().await?;
+        let mut wanted = Vec::new();
+        for index in 0..self.topics.len() {
+            let streams = self.current_stage(index).await?;
+            let topic = &self.topics[index].name;
+            wanted.extend(streams.into_iter().map(|stream| Wanted {
+                stream,
+                topic: topic.clone(),
+            }));
+        }
+        Ok(wanted)
+    }
+
+    /// All streams of the topics, also those that are drained and those whose turn is still to come.
+    pub(crate) async fn all(&mut self) -> Result<Vec<String>, Trouble> {
+        self.read_layouts().await?;
+        let stages = self.topics.iter().flat_map(|topic| {
+            let layout = topic.layout.clone().unwrap_or_default();
+            layout.stages(&self.prefix, &topic.name)
+        });
+        let streams: BTreeSet<String> = stages.flatten().collect();
+        Ok(streams.into_iter().collect())
+    }
+
+    async fn read_layouts(&mut self) -> Result<(), Trouble> {
         for (index, field) in self.read_marker().await?.into_iter().enumerate() {
             let topic = &mut self.topics[index];
             let layout = match field.as_deref().map(Layout::parse) {
@@ -74,16 +99,7 @@ impl Topics {
                 topic.ends.clear();
             }
         }
-        let mut wanted = Vec::new();
-        for index in 0..self.topics.len() {
-            let streams = self.current_stage(index).await?;
-            let topic = &self.topics[index].name;
-            wanted.extend(streams.into_iter().map(|stream| Wanted {
-                stream,
-                topic: topic.clone(),
-            }));
-        }
-        Ok(wanted)
+        Ok(())
     }
 
     /// Looks anew at the streams of earlier counts: a group that was made anew has drained nothing.

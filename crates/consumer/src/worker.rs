@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// The reason of a dead letter whose handler never returned.
-const REASON_PROCESS_ENDED: &str = "the process ended while the handler ran";
+pub(crate) const REASON_PROCESS_ENDED: &str = "the process ended while the handler ran";
 
 /// What is recorded of the attempts of a message that is about to run.
 #[derive(Debug, Clone, Copy)]
@@ -37,14 +37,14 @@ enum Counted {
 
 /// Settles batches with the application's handler. It is shared by the lanes of a member.
 pub(crate) struct Worker<A> {
-    inbox: Arc<Inbox>,
+    pub(crate) inbox: Arc<Inbox>,
     /// Acknowledges.
     control: Link,
-    handler: A,
-    max_attempts: u32,
-    retry: Pace,
-    patience: Patience,
-    counters: Counters,
+    pub(crate) handler: A,
+    pub(crate) max_attempts: u32,
+    pub(crate) retry: Pace,
+    pub(crate) patience: Patience,
+    pub(crate) counters: Counters,
 }
 
 impl<A: Apply> Worker<A> {

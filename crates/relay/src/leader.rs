@@ -37,6 +37,8 @@ struct Leader<'c> {
     check_at: Instant,
     milestone_at: Instant,
     blocked_at: Instant,
+    /// Most rows in a page of a blocked stream.
+    blocked_rows: u32,
     gaps_warned_at: Option<Instant>,
     /// A message that was alone in a page that failed, and how often.
     refusals: (i64, u32),
@@ -81,6 +83,7 @@ pub(crate) async fn lead(
         check_at: now + CHECK_INTERVAL,
         milestone_at: now,
         blocked_at: now,
+        blocked_rows: page_rows,
         gaps_warned_at: None,
         refusals: (0, 0),
     };
@@ -122,13 +125,18 @@ impl Leader<'_> {
                 .speaking(self.progress.publish(&mut self.publisher, page));
             let (published, ahead) = join(published, ahead).await;
             if let Err(error) = published? {
-                return Err(self.refused(error, page).await?);
+                if let Some(rows_max) = self.refused(&error, &page.rows).await? {
+                    self.reader.limit_rows(rows_max);
+                }
+                return Err(error);
+            }
+            if page.rows.iter().any(|row| row.id() == self.refusals.0) {
+                self.refusals = (0, 0);
             }
             *page = ahead.transpose()?.unwrap_or_else(|| Page {
                 more: true,
                 ..Page::default()
             });
-            self.refusals = (0, 0);
             self.reader.relax_rows();
             self.throttle_replay(rows).await?;
         }

@@ -16,6 +16,7 @@
 //! 7. `janitor.rs`: the purge.
 //! 8. `postgres/`: where Postgres is, TLS, the session, and all SQL.
 //! 9. `config.rs`, `error.rs`, `backoff.rs`, `telemetry.rs`, `migrate.rs`, `status.rs`, `adopt.rs`: the rest.
+//! 10. `dead_letters.rs`, `rewind.rs`: commands for consumer groups.
 
 pub mod protocol;
 
@@ -23,6 +24,7 @@ mod adopt;
 mod backoff;
 mod checkpoint;
 mod config;
+mod dead_letters;
 mod elect;
 mod error;
 mod janitor;
@@ -32,6 +34,7 @@ mod postgres;
 mod progress;
 mod publisher;
 mod reader;
+mod rewind;
 mod run;
 mod status;
 mod takeover;
@@ -39,10 +42,12 @@ mod telemetry;
 
 pub use adopt::adopt;
 pub use config::{Config, OnRedisLossFlag, RunFlags, ServerFlags};
+pub use dead_letters::{DeadLettersCommand, InboxFlags, LetterChoice, LetterFilter, dead_letters};
 pub use error::{Error, Result};
 pub use migrate::{Migrated, Schema, migrate};
 pub use postgres::{PostgresTarget, TlsMode, TlsSettings};
 pub use publisher::RedisTarget;
+pub use rewind::{RewindFlags, Rewound, Since, rewind};
 pub use run::run;
 pub use status::{Holder, Status, status};
 pub use telemetry::{LogFormat, log_to_stderr};

@@ -4,7 +4,10 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
-use outbox_relay::{Config, Error, LogFormat, Result, RunFlags, Schema, ServerFlags};
+use outbox_relay::{
+    Config, DeadLettersCommand, Error, InboxFlags, LogFormat, Result, RewindFlags, RunFlags,
+    Schema, ServerFlags,
+};
 
 /// Publishes committed outbox messages from Postgres into Redis Streams.
 ///
@@ -53,6 +56,15 @@ enum Command {
     /// A copy of a production database must not publish into production's Redis, so a relay refuses to start when the
     /// cursor belongs to another cluster. This says that the other one is gone for good.
     Adopt,
+    /// See what a consumer group has set aside; retry or discard it (in the consumer's database)
+    DeadLetters {
+        #[command(flatten)]
+        inbox: InboxFlags,
+        #[command(subcommand)]
+        command: DeadLettersCommand,
+    },
+    /// Deliver to a consumer group again what was published since some time; the inbox absorbs what it has applied
+    Rewind(RewindFlags),
 }
 
 #[derive(Args)]
@@ -113,6 +125,15 @@ async fn execute(cli: Cli) -> Result<()> {
             outbox_relay::run(Config::new(&servers, *flags)?, told_to_stop()).await
         }
         Command::Migrate(flags) => migrate(&servers, &flags).await,
+        Command::DeadLetters { inbox, command } => {
+            let database = match inbox.postgres()? {
+                Some(database) => database,
+                None => servers.postgres()?,
+            };
+            say(&outbox_relay::dead_letters(&database, &command).await?);
+            Ok(())
+        }
+        Command::Rewind(flags) => rewind(&servers, &flags).await,
         Command::Status => {
             let status =
                 outbox_relay::status(&servers.postgres()?, &servers.redis()?, &servers.prefix()?)
@@ -133,6 +154,22 @@ async fn execute(cli: Cli) -> Result<()> {
             Ok(())
         }
     }
+}
+
+async fn rewind(servers: &ServerFlags, flags: &RewindFlags) -> Result<()> {
+    for done in outbox_relay::rewind(&servers.redis()?, &servers.prefix()?, flags).await? {
+        match done.to {
+            Some(to) => say(&format!(
+                "{}: set back from {} to {to}",
+                done.stream, done.from
+            )),
+            None => say(&format!(
+                "{}: stands at {}, which is not later",
+                done.stream, done.from
+            )),
+        }
+    }
+    Ok(())
 }
 
 async fn migrate(servers: &ServerFlags, flags: &MigrateFlags) -> Result<()> {

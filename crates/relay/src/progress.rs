@@ -150,8 +150,12 @@ impl Progress {
         self.place.page += 1;
         self.place.redis_ms = redis_ms;
         if !self.set_aside.is_empty() {
-            let cursor = &self.place.cursor;
-            self.set_aside.retain(|id| !cursor.covers(*id));
+            let place = &self.place;
+            let to_come = |id| {
+                let mut held_back = place.blocked.values();
+                !place.cursor.covers(id) || held_back.any(|blocked| !blocked.cursor.covers(id))
+            };
+            self.set_aside.retain(|id| to_come(*id));
         }
     }
 

@@ -134,9 +134,9 @@ async fn a_first_delivery_writes_nothing_but_its_key() {
         .batch_execute(
             "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'written'; END$$;
              CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON inbox.attempts
-                 FOR EACH STATEMENT EXECUTE FUNCTION refuse();
+                 FOR EACH ROW EXECUTE FUNCTION refuse();
              CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON inbox.dead_letters
-                 FOR EACH STATEMENT EXECUTE FUNCTION refuse()",
+                 FOR EACH ROW EXECUTE FUNCTION refuse()",
         )
         .await
         .unwrap();

@@ -8,10 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outbox_consumer::{HandlerError, Order, Transaction};
+use outbox_consumer::{HandlerError, Message, Transaction};
 use outbox_testkit::{
     Direction, Fsync, Matcher, Persistence, Postgres, Proxy, Redis, Shutdown, eventually,
 };
+
+use tokio::sync::Notify;
 
 use crate::shop::{DEADLINE, ORDERS, Running, Shop, consumer_at, run, ship};
 
@@ -263,14 +265,32 @@ async fn a_lost_reply_to_commit_doubles_nothing() {
     let shop = Shop::open().await;
     let proxy = Proxy::start(postgres.port()).await.unwrap();
     let url = postgres.url_via(proxy.port(), &shop.database);
-    // The first match is the setting `synchronous_commit`.
-    let hold = proxy.hold(Matcher::sql("COMMIT").nth(2), Direction::Reply);
     shop.publish_many(3).await;
-
-    // Without an order there are no leases, whose transactions would match as well.
-    let shared = consumer_at(&url, &shop.redis.url()).order(Order::None);
-    let consumer = run(shared.topic("orders"), ship);
+    let (begun, gate) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (began, open) = (Arc::clone(&begun), Arc::clone(&gate));
+    let consumer = run(
+        consumer_at(&url, &shop.redis.url()).topic("orders"),
+        async move |tx: &Transaction<'_>, message: &Message| {
+            if message.message_key() == "order-2" && message.attempt() == 1 {
+                began.notify_one();
+                open.notified().await;
+            }
+            ship(tx, message).await
+        },
+    );
+    begun.notified().await;
+    // The upkeep has just committed, and does not again for some time.
+    let mark = "SELECT coalesce(max(mark), 0) FROM inbox.history";
+    let before = shop.count(mark).await;
+    eventually(DEADLINE, "a new mark", || async {
+        shop.count(mark).await > before
+    })
+    .await
+    .unwrap();
+    let hold = proxy.hold(Matcher::sql("COMMIT"), Direction::Reply);
+    gate.notify_one();
     hold.reached().await.unwrap();
+    gate.notify_one();
     hold.drop_it();
 
     shop.nothing_pending().await;

@@ -140,9 +140,18 @@ impl Leader<'_> {
             let caught_up = self
                 .progress
                 .catch_up(&mut self.publisher, &stream, &rows, to);
-            if !self.session.speaking(caught_up).await?? {
-                continue;
+            match self.session.speaking(caught_up).await? {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(error) => {
+                    if let Some(rows_max) = self.refused(&error, &rows).await? {
+                        self.blocked_rows = rows_max;
+                        self.blocked_at = Instant::now();
+                    }
+                    return Err(error);
+                }
             }
+            self.blocked_rows = (2 * self.blocked_rows).min(self.config.page_rows);
             if self.progress.blocked().contains_key(&stream) {
                 self.blocked_at = Instant::now(); // there is more, and it flows
             } else {
@@ -174,7 +183,7 @@ impl Leader<'_> {
             }
         }
         let (rows_max, bytes_max) = (
-            i64::from(self.config.page_rows),
+            i64::from(self.blocked_rows),
             i64::from(self.config.page_bytes),
         );
         let params: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
@@ -184,7 +193,7 @@ impl Leader<'_> {
             .all("read for a blocked stream", sql::BLOCKED_PAGE, &params)
             .await?;
         let rows: Vec<MessageRow> = rows.into_iter().map(MessageRow::from).collect();
-        let cut = rows.len() >= self.config.page_rows as usize
+        let cut = rows.len() >= self.blocked_rows as usize
             || rows
                 .last()
                 .is_some_and(|row| row.running_bytes() >= bytes_max);

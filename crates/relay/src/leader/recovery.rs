@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::Leader;
 use crate::backoff::Waits;
 use crate::error::{Error, Result};
-use crate::postgres::sql;
+use crate::postgres::{MessageRow, sql};
 use crate::protocol::failure::Meaning;
 use crate::publisher::{Publisher, may_be_the_page};
 use crate::reader::Page;
@@ -22,15 +22,20 @@ const REFUSALS_MAX: u32 = 3;
 const REFUSABLE_BYTES_MIN: i64 = 900_000;
 
 impl Leader<'_> {
-    /// Looks whether the page itself is what closed the connection. Redis closes it on a message past its
-    /// limits without naming the message; so pages are halved until that one is alone.
-    pub(super) async fn refused(&mut self, error: Error, page: &Page) -> Result<Error> {
-        if !may_be_the_page(&error) {
-            return Ok(error);
+    /// Looks whether the rows of a page are what closed the connection, and returns how many the next page may
+    /// have then. Redis closes it on a message past its limits without naming the message; so pages are halved
+    /// until that one is alone.
+    pub(super) async fn refused(
+        &mut self,
+        error: &Error,
+        rows: &[MessageRow],
+    ) -> Result<Option<u32>> {
+        if !may_be_the_page(error) {
+            return Ok(None);
         }
-        if let [row] = page.rows.as_slice() {
+        if let [row] = rows {
             if row.bytes() < REFUSABLE_BYTES_MIN {
-                return Ok(error);
+                return Ok(None);
             }
             // Between two tries Redis took the marker of a new epoch: scripts and writes work.
             let times = if self.refusals.0 == row.id() {
@@ -44,14 +49,13 @@ impl Leader<'_> {
                     "its {} bytes are more than Redis takes (proto-max-bulk-len, client-query-buffer-limit): {error} \
                      {times} times with this message alone: {}",
                     row.bytes(),
-                    cause(&error)
+                    cause(error)
                 );
                 self.progress.set_aside(&self.session, row, &reason).await?;
             }
         }
-        let rows = u32::try_from(page.rows.len() / 2).unwrap_or(u32::MAX);
-        self.reader.limit_rows(rows);
-        Ok(error)
+        let half = u32::try_from(rows.len() / 2).unwrap_or(u32::MAX);
+        Ok(Some(half.max(1)))
     }
 
     /// Gets over a failure of Redis, or a history that changed: connects anew and takes over anew, with a

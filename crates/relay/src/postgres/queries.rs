@@ -267,4 +267,67 @@ pub(crate) mod sql {
     pub(crate) const ADOPT: &str = "
         UPDATE outbox.identity
         SET adopted_from = ARRAY(SELECT DISTINCT unnest(adopted_from || $1::bigint[]) ORDER BY 1)";
+
+    // The consumer's database: what `dead-letters` needs of the schema `inbox`. Filters that are NULL let all pass.
+
+    pub(crate) const DEAD_LETTERS_SESSION: &str = "
+        SET TIME ZONE 'UTC';
+        SET search_path = pg_catalog;
+        SET client_min_messages = warning;
+        SET synchronous_commit = on;
+        SET statement_timeout = '60s'";
+
+    pub(crate) const INBOX_EXISTS: &str = "SELECT to_regclass('inbox.dead_letters') IS NOT NULL";
+
+    /// $6: rows of every state; $7: how many at the most.
+    pub(crate) const LIST_LETTERS: &str = "
+        SELECT id, to_char(set_aside_at, 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') AS set_aside_at, state, consumer_group, topic,
+               event_type, message_key, attempts, reason
+        FROM inbox.dead_letters
+        WHERE ($1::text IS NULL OR consumer_group = $1) AND ($2::text IS NULL OR topic = $2)
+          AND ($3::text IS NULL OR event_type = $3)
+          AND ($4::float8 IS NULL OR set_aside_at < now() - make_interval(secs => $4))
+          AND ($5::text IS NULL OR position(lower($5) IN lower(reason)) > 0)
+          AND ($6::boolean OR state = 'dead')
+        ORDER BY id LIMIT $7";
+
+    pub(crate) const SHOW_LETTERS: &str = "
+        SELECT id, id::text AS number, state, consumer_group, topic, stream, entry_id, message_id::text, message_key,
+               ordering_key, event_type, content_type, headers::text, payload, attempts::text, reason,
+               to_char(created_at, 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS created_at,
+               to_char(set_aside_at, 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS set_aside_at
+        FROM inbox.dead_letters WHERE id = ANY ($1) ORDER BY id";
+
+    /// Marks dead letters for the members of their group; $6: these ids, or NULL. Also counts those that are no messages.
+    pub(crate) const RETRY_LETTERS: &str = "
+        WITH chosen AS (
+            SELECT id, message_key FROM inbox.dead_letters
+            WHERE ($1::text IS NULL OR consumer_group = $1) AND ($2::text IS NULL OR topic = $2)
+          AND ($3::text IS NULL OR event_type = $3)
+          AND ($4::float8 IS NULL OR set_aside_at < now() - make_interval(secs => $4))
+          AND ($5::text IS NULL OR position(lower($5) IN lower(reason)) > 0)
+              AND ($6::bigint[] IS NULL OR id = ANY ($6)) AND state = 'dead'
+            FOR UPDATE),
+        marked AS (
+            UPDATE inbox.dead_letters AS d SET state = 'retry', tries = 0, not_before = '-infinity'
+            FROM chosen WHERE d.id = chosen.id AND chosen.message_key IS NOT NULL
+            RETURNING d.id)
+        SELECT (SELECT count(*) FROM marked), (SELECT count(*) FROM chosen WHERE message_key IS NULL)";
+
+    /// Deletes dead letters, and records their keys as applied: a message that was given up is not run when it comes
+    /// again. One that is named by its id may be of any state.
+    pub(crate) const DISCARD_LETTERS: &str = "
+        WITH gone AS (
+            DELETE FROM inbox.dead_letters
+            WHERE ($1::text IS NULL OR consumer_group = $1) AND ($2::text IS NULL OR topic = $2)
+          AND ($3::text IS NULL OR event_type = $3)
+          AND ($4::float8 IS NULL OR set_aside_at < now() - make_interval(secs => $4))
+          AND ($5::text IS NULL OR position(lower($5) IN lower(reason)) > 0)
+              AND ($6::bigint[] IS NULL AND state = 'dead' OR id = ANY ($6))
+            RETURNING consumer_group, topic, message_key),
+        done AS (
+            INSERT INTO inbox.applied (consumer_group, topic, message_key)
+            SELECT DISTINCT consumer_group, topic, message_key FROM gone WHERE message_key IS NOT NULL
+            ON CONFLICT DO NOTHING)
+        SELECT count(*) FROM gone";
 }

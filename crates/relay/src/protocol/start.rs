@@ -339,13 +339,8 @@ fn plan_without_marker(facts: &Facts, on_redis_loss: OnRedisLoss) -> Result<Plan
         redis_ms: checkpoint.redis_ms,
         purged: purged(&checkpoint.cursor, facts),
     };
-    if checkpoint.cursor.high == 0 {
-        return Ok(Plan {
-            suspect: None,
-            ..resumed
-        });
-    }
-    if facts.checkpoint_stands {
+    // A checkpoint of nothing loses nothing: the first pages may stand, or not, and are compared.
+    if facts.checkpoint_stands || checkpoint.cursor.high == 0 {
         // What was published after the checkpoint is not known; nothing above `last_value` was.
         return Ok(Plan {
             suspect: resumed.suspect.map(|s| Suspect {

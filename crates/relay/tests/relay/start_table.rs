@@ -8,7 +8,7 @@ use redis::AsyncCommands;
 use crate::pair::{DEADLINE, MARKER, Pair, STOP, stop};
 
 /// A relay that runs looks at both histories this often at the least, and a bit more.
-const NOTICED: Duration = Duration::from_secs(8);
+const NOTICED: Duration = Duration::from_secs(15);
 
 impl Pair {
     /// Publishes messages with a relay that is stopped afterwards.
@@ -18,8 +18,22 @@ impl Pair {
         self.assert_exactly_once_after(&relay).await;
     }
 
+    /// Waits until Postgres has noticed the end of every relay. One that finds another's session stands by at
+    /// first, and does not exit any more.
+    pub(crate) async fn no_relay_is_left(&self) {
+        let sessions = "SELECT count(*) FROM pg_stat_activity
+            WHERE application_name = 'outbox-relay' AND datname = current_database()";
+        eventually(DEADLINE, "the relays' sessions to end", || async {
+            let row = self.sql.query_one(sessions, &[]).await.unwrap();
+            row.get::<_, i64>(0) == 0
+        })
+        .await
+        .unwrap();
+    }
+
     /// A relay that refuses to start; its last line.
     pub(crate) async fn refuses(&self) -> String {
+        self.no_relay_is_left().await;
         refuses(self.relay().spawn().unwrap()).await
     }
 }
@@ -334,4 +348,48 @@ async fn a_redis_that_copies_an_older_one_gets_exactly_what_it_lost() {
     pair.redis.promote().await.unwrap();
     pair.all_published(DEADLINE).await;
     pair.assert_exactly_once_after(&relay).await;
+}
+
+#[tokio::test]
+async fn a_row_that_commits_late_arrives_once_whatever_happened_to_redis() {
+    let nothing: fn(&mut redis::Pipeline) = |_| {};
+    for (fault, do_it) in [
+        ("nothing", nothing),
+        ("the marker is deleted", |p| {
+            p.del(MARKER);
+        }),
+        ("marker and gaps are deleted", |p| {
+            p.del(MARKER).del("outbox:relay:gaps");
+        }),
+        ("all is deleted", |p| {
+            p.cmd("FLUSHALL");
+        }),
+    ] {
+        let pair = Pair::start().await;
+        let relay = pair.relay().spawn().unwrap();
+        pair.leads(&relay).await;
+        pair.write("orders", "before", 20).await;
+        let late = pair.postgres.connect(&pair.database).await.unwrap();
+        late.batch_execute(
+            "BEGIN; INSERT INTO outbox.messages (topic, message_key, payload) VALUES ('orders', 'late', '{}')",
+        )
+        .await
+        .unwrap();
+        pair.write("orders", "around", 20).await;
+        pair.all_published(DEADLINE).await;
+        relay.kill9();
+        let mut pipe = redis::pipe();
+        do_it(pipe.cmd("PING"));
+        let mut redis = pair.redis.connect().await.unwrap();
+        pipe.exec_async(&mut redis).await.unwrap();
+
+        let relay = pair.relay().spawn().unwrap();
+        pair.leads(&relay).await;
+        pair.write("orders", "after", 20).await;
+        pair.all_published(DEADLINE).await;
+        assert_eq!(pair.counts("orders").await.get("late"), None, "{fault}");
+        late.batch_execute("COMMIT").await.unwrap();
+        pair.all_published(DEADLINE).await;
+        pair.assert_exactly_once_after(&relay).await;
+    }
 }

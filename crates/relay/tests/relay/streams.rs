@@ -8,10 +8,10 @@ use redis::aio::MultiplexedConnection;
 use crate::pair::{DEADLINE, Pair};
 
 /// Blocked streams are tried again every three seconds.
-const CAUGHT_UP: Duration = Duration::from_secs(10);
+const CAUGHT_UP: Duration = Duration::from_secs(20);
 
 /// What flows beside a blocked stream is not slowed down by it.
-const AT_ONCE: Duration = Duration::from_secs(2);
+const AT_ONCE: Duration = Duration::from_secs(8);
 
 async fn command(redis: &mut MultiplexedConnection, line: &str) {
     let mut words = line.split(' ');
@@ -168,4 +168,36 @@ async fn a_message_that_redis_refuses_for_its_size_is_set_aside_alone() {
     pair.write("orders", "again", 10).await;
     pair.reaches("orders", 40, DEADLINE).await;
     pair.assert_exactly_once_after(&relay).await;
+}
+
+#[tokio::test]
+async fn a_message_past_the_size_in_a_stream_that_was_held_back_is_set_aside_alone() {
+    let redis = Redis::builder().arg("--proto-max-bulk-len", "1mb");
+    let pair = Pair::with_redis(redis.start().await.unwrap()).await;
+    let mut redis = pair.redis.connect().await.unwrap();
+    command(&mut redis, "SET outbox:orders mine").await;
+    let relay = pair.relay().spawn().unwrap();
+    pair.leads(&relay).await;
+    let rows = "INSERT INTO outbox.messages (topic, message_key, ordering_key, payload)
+        SELECT 'orders', 'row-' || n, 'k' || n % 3,
+               CASE n WHEN 33 THEN to_json(repeat('x', 1200000)) ELSE '{}' END
+        FROM generate_series(1, 200) AS n";
+    pair.sql.execute(rows, &[]).await.unwrap();
+    pair.write("audit", "audit", 10).await;
+    pair.reaches("audit", 10, DEADLINE).await;
+
+    command(&mut redis, "DEL outbox:orders").await;
+    // Others go on while the message is looked for.
+    for n in 0..20 {
+        pair.write("audit", &format!("meanwhile-{n}"), 10).await;
+        pair.reaches("audit", 20 + 10 * n, DEADLINE).await;
+    }
+    pair.reaches("orders", 199, DEADLINE).await;
+    let letter = "SELECT message_key FROM outbox.dead_letters";
+    let letter = pair.sql.query(letter, &[]).await.unwrap();
+    assert_eq!(letter.len(), 1);
+    assert_eq!(letter[0].get::<_, String>(0), "row-33");
+    pair.write("orders", "after", 10).await;
+    pair.assert_exactly_once_after(&relay).await;
+    assert_eq!(pair.count("orders").await, 209);
 }

@@ -19,7 +19,8 @@ const WOKEN_WITHIN: Duration = Duration::from_secs(1);
 /// After a fault, the first row is in Redis within this time.
 const FIRST_WITHIN: Duration = Duration::from_secs(5);
 
-/// A leader whose connection went dead finds out within this time: a heartbeat every 1.2 s, answered within 3 s.
+/// A leader whose connection went dead finds out within this time: a heartbeat every 1.2 s, answered within 3 s, and
+/// what else it says answered within `--postgres-timeout`.
 const HEALTH_CHECK: Duration = Duration::from_millis(4_200);
 
 /// Asserts that most of these are woken arrivals.
@@ -31,11 +32,17 @@ fn assert_woken(mut latencies: Vec<Duration>) {
     );
 }
 
+/// Waits until the leader sleeps and is up for nothing but the check of the history.
+async fn sound_asleep(outbox: &Outbox<'_>) {
+    outbox.settles().await;
+    outbox.leader_sleeps().await;
+}
+
 /// Inserts while the leader sleeps, several times, and returns how long each took to arrive.
 async fn latencies(outbox: &Outbox<'_>, db: &Client, name: &str) -> Vec<Duration> {
     let mut latencies = Vec::new();
     for n in 0..7 {
-        outbox.leader_sleeps().await;
+        sound_asleep(outbox).await;
         let key = format!("{name}-{n}");
         let begun = Instant::now();
         insert(db, &key).await;
@@ -67,7 +74,7 @@ async fn a_writer_that_saw_the_relay_awake_is_found_soon_although_nobody_notifie
     let relay = outbox.leader(&RARELY).await;
     let mut latencies = Vec::new();
     for (n, writer) in writers.iter().enumerate() {
-        outbox.leader_sleeps().await;
+        sound_asleep(&outbox).await;
         let begun = Instant::now();
         writer.batch_execute("COMMIT").await.unwrap();
         outbox.arrives(&format!("row-{n}")).await;
@@ -114,7 +121,8 @@ async fn a_terminated_session_is_replaced_and_listens_again() {
 async fn a_connection_that_went_dead_without_a_word_is_replaced_and_listens_again() {
     let outbox = Outbox::open().await;
     let proxy = Proxy::start(outbox.postgres.port()).await.unwrap();
-    let relay = leading(outbox.relay_via(&proxy).args(RARELY)).await;
+    let relay = outbox.relay_via(&proxy).args(RARELY);
+    let relay = leading(relay.args(["--postgres-timeout", "3s"])).await;
     outbox.leader_sleeps().await;
     proxy.blackhole().await.unwrap();
     outbox.insert("first").await;

@@ -1,0 +1,125 @@
+//! Gaps outlive relays and crashes of Postgres, and many of them slow nothing much.
+
+use std::time::{Duration, Instant};
+
+use outbox_testkit::{Postgres, Redis, eventually};
+
+use crate::support::{DEADLINE, Outbox, TOPIC, insert};
+
+/// Waits until the checkpoint has so many gaps.
+async fn gaps_are(outbox: &Outbox<'_>, expected: i64) {
+    let gaps = "SELECT count(*) FROM outbox.checkpoint_gaps";
+    eventually(DEADLINE, "gaps in the checkpoint", || async {
+        let gaps: i64 = outbox.db.query_one(gaps, &[]).await.unwrap().get(0);
+        if gaps == expected { Ok(()) } else { Err(gaps) }
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn the_next_relay_waits_for_the_same_writers() {
+    let outbox = Outbox::open().await;
+    let relay = outbox.leader(&[]).await;
+    let (commits, rolls_back) = (outbox.client().await, outbox.client().await);
+    for client in [&commits, &rolls_back] {
+        client.batch_execute("BEGIN").await.unwrap();
+    }
+    insert(&commits, "late").await;
+    outbox.insert("between").await;
+    insert(&rolls_back, "never").await;
+    outbox.insert("ahead").await;
+    outbox.arrives("ahead").await;
+    relay.kill9();
+    let relay = outbox.leader(&[]).await;
+    outbox.insert("next").await;
+    outbox.arrives("next").await;
+    gaps_are(&outbox, 2).await;
+    rolls_back.batch_execute("ROLLBACK").await.unwrap();
+    relay.kill9();
+    commits.batch_execute("COMMIT").await.unwrap();
+    let relay = outbox.leader(&[]).await;
+    assert_eq!(outbox.published_exactly_once(TOPIC).await, 4);
+    gaps_are(&outbox, 0).await;
+    assert!(relay.exit_status().is_none());
+}
+
+#[tokio::test]
+async fn a_prepared_transaction_is_waited_for_over_a_crash_of_postgres() {
+    let postgres = Postgres::builder()
+        .setting("max_prepared_transactions", "5")
+        .start()
+        .await
+        .unwrap();
+    let outbox = Outbox::open_on(&postgres, Redis::start().await.unwrap()).await;
+    let relay = outbox.leader(&[]).await;
+    for (name, row) in [("commits", "late"), ("rolls_back", "never")] {
+        let client = outbox.client().await;
+        client
+            .batch_execute("BEGIN; SET LOCAL outbox.notify = 'off'")
+            .await
+            .unwrap();
+        insert(&client, row).await;
+        outbox.insert(&format!("after-{row}")).await;
+        let prepare = format!("PREPARE TRANSACTION '{name}'");
+        client.batch_execute(&prepare).await.unwrap();
+    }
+    outbox.arrives("after-never").await;
+    postgres.kill9().await.unwrap();
+    postgres.start_again().await.unwrap();
+    let outbox = outbox.reopened().await;
+    for n in 0..3 {
+        outbox.insert(&format!("next-{n}")).await;
+        outbox.arrives(&format!("next-{n}")).await;
+    }
+    // A crash skips ids of the sequence that were logged in advance; those gaps close, these two stay.
+    gaps_are(&outbox, 2).await;
+    let end = |sql: &'static str| outbox.db.batch_execute(sql);
+    end("ROLLBACK PREPARED 'rolls_back'").await.unwrap();
+    end("COMMIT PREPARED 'commits'").await.unwrap();
+    outbox.arrives("late").await;
+    assert_eq!(outbox.published_exactly_once(TOPIC).await, 6);
+    gaps_are(&outbox, 0).await;
+    assert!(relay.exit_status().is_none());
+}
+
+/// One transaction that stays open keeps the gap of every rollback after it open.
+#[tokio::test]
+async fn twenty_thousand_gaps_slow_nothing_much() {
+    let outbox = Outbox::open().await;
+    let relay = outbox.leader(&[]).await;
+    let held = outbox.client().await;
+    held.batch_execute("BEGIN").await.unwrap();
+    insert(&held, "held").await;
+    // To draw an id and not use it is what a rollback does.
+    let every_second_is_missing = "DO $$ BEGIN
+        FOR i IN 1..20000 LOOP
+            PERFORM nextval('outbox.messages_id_seq');
+            INSERT INTO outbox.messages (topic, payload) VALUES ('orders', '{}');
+        END LOOP;
+    END $$";
+    outbox
+        .db
+        .batch_execute(every_second_is_missing)
+        .await
+        .unwrap();
+    outbox.settles_but_for_gaps(DEADLINE).await;
+    gaps_are(&outbox, 20_000).await;
+    let mut latencies = Vec::new();
+    for n in 0..9 {
+        let begun = Instant::now();
+        outbox.insert(&format!("row-{n}")).await;
+        let entries = 20_001 + n;
+        eventually(DEADLINE, "the next row", || async {
+            outbox.entry_count(TOPIC).await == entries
+        })
+        .await
+        .unwrap();
+        latencies.push(begun.elapsed());
+    }
+    latencies.sort();
+    assert!(latencies[4] < Duration::from_secs(1), "{latencies:?}");
+    held.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(outbox.published_exactly_once(TOPIC).await, 20_010);
+    assert!(relay.exit_status().is_none());
+}
