@@ -207,7 +207,7 @@ impl Queue {
         let now = Instant::now();
         let (mut waiting, mut blocked, mut bytes) = (0, 0, 0);
         for line in lines.by_stream.values() {
-            let line_blocked = line.blocked(now);
+            let line_blocked = line.blocked(self.0.bounds.lanes, now);
             blocked += line_blocked;
             waiting += line.in_hand() - line_blocked;
             bytes += line.bytes;

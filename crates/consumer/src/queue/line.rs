@@ -270,9 +270,13 @@ impl Line {
         self.waiting.len()
     }
 
-    /// How many items wait for a later time, or for one that does.
-    pub(super) fn blocked(&self, now: Instant) -> usize {
+    /// How many items wait for a later time, or for one that does; with several lanes also those whose key is on
+    /// one of them, since the others could do something else.
+    pub(super) fn blocked(&self, lanes: usize, now: Instant) -> usize {
         let mut passed: HashSet<&str> = HashSet::new();
+        if lanes > 1 {
+            passed.extend(self.busy.iter().map(String::as_str));
+        }
         let mut blocked = 0;
         for item in &self.waiting {
             let key = item.ordering_key();

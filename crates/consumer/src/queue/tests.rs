@@ -1,1 +1,174 @@
+use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::{Message, replies::Entry};
+
+fn source() -> Arc<Source> {
+    Arc::new(Source {
+        topic: "orders".to_owned(),
+        stream: "orders".to_owned(),
+        epoch: Some(1),
+    })
+}
+
+fn item(source: &Arc<Source>, id: &str, ordering_key: Option<&str>) -> Item {
+    let mut fields = vec![
+        ("id", "1"),
+        ("message_key", id),
+        ("created_at", "2026-02-03T04:05:06Z"),
+        ("payload", "{}"),
+    ];
+    fields.extend(ordering_key.map(|key| ("ordering_key", key)));
+    let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
+    let entry = Entry {
+        id: id.to_owned(),
+        fields: fields.iter().map(|(n, v)| (bytes(n), bytes(v))).collect(),
+    };
+    Item::message(
+        Message::from_entry(source, &entry).unwrap(),
+        Delivery::First,
+    )
+}
+
+fn queue(batch: usize, lanes: usize) -> (Queue, Arc<Source>) {
+    let queue = Queue::new(Bounds {
+        batch,
+        lanes,
+        claim_after: Duration::from_secs(60),
+    });
+    let source = source();
+    queue.open(Arc::clone(&source));
+    (queue, source)
+}
+
+fn take(queue: &Queue) -> Option<Batch> {
+    queue.lines().take(queue.0.bounds, Instant::now())
+}
+
+fn ids(batch: &Batch) -> Vec<&str> {
+    batch.items.iter().map(Item::id).collect()
+}
+
+#[test]
+fn one_key_is_on_one_lane_at_a_time() {
+    let (queue, source) = queue(1, 2);
+    let items = [("1", "a"), ("2", "a"), ("3", "b")];
+    let items = items.map(|(id, key)| item(&source, id, Some(key)));
+    queue.add(&source, items.into());
+    let first = take(&queue).unwrap();
+    let second = take(&queue).unwrap();
+    assert_eq!((ids(&first), ids(&second)), (vec!["1"], vec!["3"]));
+    assert!(take(&queue).is_none());
+    queue.finish(first.ticket, Vec::new());
+    assert_eq!(ids(&take(&queue).unwrap()), ["2"]);
+}
+
+#[test]
+fn what_failed_comes_again_before_what_follows_it_and_other_keys_go_on() {
+    let (queue, source) = queue(10, 1);
+    let items = [("1", "a"), ("2", "a"), ("3", "b")];
+    let items = items.map(|(id, key)| item(&source, id, Some(key)));
+    queue.add(&source, items.into());
+    let Batch { mut items, ticket } = take(&queue).unwrap();
+    let soon = Instant::now() + Duration::from_millis(20);
+    items.truncate(2);
+    let follower = items.pop().unwrap();
+    let mut failed = items.pop().unwrap().not_before(soon);
+    failed.delivery = Delivery::Failed { recorded: true };
+    queue.finish(ticket, vec![failed, follower]);
+    queue.add(
+        &source,
+        vec![item(&source, "4", Some("b")), item(&source, "5", None)],
+    );
+    let others = take(&queue).unwrap();
+    assert_eq!(ids(&others), ["4", "5"]);
+    assert!(take(&queue).is_none());
+    while Instant::now() < soon {
+        std::hint::spin_loop();
+    }
+    let alone = take(&queue).unwrap();
+    assert_eq!(ids(&alone), ["1"]);
+    queue.finish(alone.ticket, Vec::new());
+    assert_eq!(ids(&take(&queue).unwrap()), ["2"]);
+}
+
+#[test]
+fn an_entry_in_hand_is_not_taken_in_again() {
+    let (queue, source) = queue(1, 1);
+    let twice = || vec![item(&source, "1", None), item(&source, "2", None)];
+    queue.add(&source, twice());
+    let running = take(&queue).unwrap();
+    queue.add(&source, twice());
+    assert!(queue.holds(&source, "1"));
+    queue.finish(running.ticket, Vec::new());
+    assert!(!queue.holds(&source, "1"));
+    assert_eq!(ids(&take(&queue).unwrap()), ["2"]);
+    assert!(take(&queue).is_none());
+}
+
+#[test]
+fn a_stream_is_drained_when_nothing_runs_waits_or_is_being_read() {
+    let (queue, source) = queue(1, 1);
+    queue.add(
+        &source,
+        vec![item(&source, "1", None), item(&source, "2", None)],
+    );
+    let running = take(&queue).unwrap();
+    queue.begin_read(std::slice::from_ref(&source));
+    queue.close("orders");
+    queue.add(&source, vec![item(&source, "3", None)]);
+    queue.finish(running.ticket, Vec::new());
+    assert!(!queue.is_drained("orders"));
+    queue.hurry("orders");
+    assert!(!queue.is_drained("orders"));
+    queue.end_read(std::slice::from_ref(&source));
+    assert!(queue.is_drained("orders"));
+    assert!(queue.readable().is_empty());
+}
+
+#[test]
+fn what_is_left_of_an_earlier_term_is_not_mixed_with_the_next() {
+    let (queue, old) = queue(1, 1);
+    queue.add(&old, vec![item(&old, "1", Some("a"))]);
+    let running = take(&queue).unwrap();
+    let new = source();
+    queue.open(Arc::clone(&new));
+    queue.add(&old, vec![item(&old, "2", None)]);
+    queue.finish(running.ticket, vec![item(&old, "1", Some("a"))]);
+    assert!(take(&queue).is_none());
+    queue.add(&new, vec![item(&new, "1", Some("a"))]);
+    assert_eq!(ids(&take(&queue).unwrap()), ["1"]);
+}
+
+#[test]
+fn no_more_is_read_ahead_than_can_start_in_half_the_claim_time() {
+    let (queue, source) = queue(100, 1);
+    assert_eq!(queue.room(), 200);
+    queue.lines().seconds_per_message = Some(3.0);
+    assert_eq!(queue.room(), 10);
+    queue.add(&source, vec![item(&source, "1", None)]);
+    assert_eq!(queue.room(), 9);
+    // What waits behind a key that must wait itself is not ahead: the others go on.
+    let later = Instant::now() + Duration::from_secs(60);
+    let blocked = item(&source, "2", Some("a")).not_before(later);
+    queue.add(&source, vec![blocked, item(&source, "3", Some("a"))]);
+    assert_eq!(queue.room(), 9);
+}
+
+#[tokio::test]
+async fn a_lane_waits_for_work_and_ends_at_the_stop() {
+    let (queue, source) = queue(10, 1);
+    let stop = CancellationToken::new();
+    let add = async {
+        tokio::task::yield_now().await;
+        queue.add(&source, vec![item(&source, "1", None)]);
+    };
+    let (batch, ()) = tokio::join!(queue.next(&stop), add);
+    assert_eq!(ids(&batch.unwrap()), ["1"]);
+    stop.cancel();
+    assert!(matches!(queue.next(&stop).await, Err(Halt::Stopped)));
+}

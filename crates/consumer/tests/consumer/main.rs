@@ -7,7 +7,11 @@
 
 mod delivery;
 mod failures;
+mod lanes;
+mod ordered;
 mod outages;
+mod ownership;
+mod partitions;
 mod processes;
 mod recovery;
 mod shop;

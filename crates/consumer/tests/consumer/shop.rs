@@ -55,6 +55,16 @@ impl Shop {
         consumer_at(&self.postgres_url, &self.redis.url()).topic("orders")
     }
 
+    /// The same with a pool of another size.
+    pub(crate) fn consumer_on(&self, pool: Pool) -> Builder {
+        quickly(Consumer::builder(
+            pool,
+            redis::Client::open(self.redis.url()).unwrap(),
+            GROUP,
+        ))
+        .topic("orders")
+    }
+
     pub(crate) async fn redis(&self) -> MultiplexedConnection {
         self.redis.connect().await.unwrap()
     }
@@ -127,12 +137,17 @@ impl Shop {
 
     pub(crate) async fn pending(&self, topic: &str) -> usize {
         let mut connection = self.redis().await;
-        let summary: redis::Value = redis::cmd("XPENDING")
+        let summary: redis::RedisResult<redis::Value> = redis::cmd("XPENDING")
             .arg(stream(topic))
             .arg(GROUP)
             .query_async(&mut connection)
-            .await
-            .unwrap();
+            .await;
+        let summary = match summary {
+            Ok(summary) => summary,
+            // No group yet.
+            Err(error) if error.code() == Some("NOGROUP") => return 0,
+            Err(error) => panic!("{error}"),
+        };
         let redis::Value::Array(parts) = summary else {
             panic!("{summary:?}")
         };
@@ -222,6 +237,10 @@ impl Shop {
 }
 
 pub(crate) fn pool(postgres_url: &str) -> Pool {
+    pool_of(postgres_url, 4)
+}
+
+pub(crate) fn pool_of(postgres_url: &str, connections_max: usize) -> Pool {
     let manager = Manager::from_config(
         postgres_url.parse().unwrap(),
         NoTls,
@@ -229,22 +248,29 @@ pub(crate) fn pool(postgres_url: &str) -> Pool {
             recycling_method: RecyclingMethod::Fast,
         },
     );
-    Pool::builder(manager).max_size(4).build().unwrap()
+    Pool::builder(manager)
+        .max_size(connections_max)
+        .build()
+        .unwrap()
 }
 
 pub(crate) fn consumer_at(postgres_url: &str, redis_url: &str) -> Builder {
-    let ms = Duration::from_millis;
-    Consumer::builder(
+    quickly(Consumer::builder(
         pool(postgres_url),
         redis::Client::open(redis_url).unwrap(),
         GROUP,
-    )
-    .batch(10)
-    .claim_after(ms(2_000))
-    .retry_backoff(ms(5), ms(20))
-    .outage_backoff(ms(10), ms(100))
-    .response_timeout(ms(2_000))
-    .lease(ms(1_000))
+    ))
+}
+
+fn quickly(builder: Builder) -> Builder {
+    let ms = Duration::from_millis;
+    builder
+        .batch(10)
+        .claim_after(ms(2_000))
+        .retry_backoff(ms(5), ms(20))
+        .outage_backoff(ms(10), ms(100))
+        .response_timeout(ms(2_000))
+        .lease(ms(1_000))
 }
 
 /// The stream of a topic that has one partition.
@@ -287,6 +313,11 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    /// Ends it as a crash does: nothing is released, nobody is told.
+    pub(crate) fn crash(self) {
+        self.task.abort();
+    }
+
     /// Tells it to stop, and waits until it has.
     pub(crate) async fn stop(self) {
         let _ = self.stop.send(());
