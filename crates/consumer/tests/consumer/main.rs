@@ -5,11 +5,15 @@
     reason = "the helpers of a test fail like the test"
 )]
 
+mod database_restores;
 mod delivery;
 mod failures;
+mod inbox_window;
 mod outages;
+mod outcomes;
 mod processes;
 mod recovery;
+mod retried_letters;
 mod shop;
 mod starting;
 mod stopping;
