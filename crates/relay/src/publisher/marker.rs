@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::protocol::cursor::Cursor;
+use crate::protocol::layout::{Layout, Layouts};
 use crate::protocol::start::{Blocked, History, MarkerFound, Place, Suspect};
 
 /// The marker's format. A relay reads this one only; the number changes when an older relay would
@@ -18,6 +19,11 @@ const VERSION: &str = "1";
 /// Name of the marker's field for a blocked stream.
 pub(super) fn blocked_field(stream: &str) -> String {
     format!("blocked:{stream}")
+}
+
+/// Name of the marker's field for a topic's layout.
+pub(super) fn layout_field(topic: &str) -> String {
+    format!("topic:{topic}")
 }
 
 /// A blocked stream's cursor, as JSON.
@@ -84,6 +90,9 @@ pub(super) fn fields(
     for (stream, blocked) in &place.blocked {
         fields.extend([blocked_field(stream), blocked_value(blocked)]);
     }
+    for (topic, layout) in &place.layouts {
+        fields.extend([layout_field(topic), layout.encode()]);
+    }
     fields
 }
 
@@ -134,11 +143,18 @@ fn parse(
         }),
     };
     let mut blocked = BTreeMap::new();
+    let mut layouts = Layouts::new();
     for (name, value) in marker {
         if let Some(stream) = name.strip_prefix("blocked:") {
             blocked.insert(
                 stream.to_owned(),
                 read_blocked(value).ok_or("blocked stream")?,
+            );
+        }
+        if let Some(topic) = name.strip_prefix("topic:") {
+            layouts.insert(
+                topic.to_owned(),
+                Layout::decode(value).ok_or("layout of a topic")?,
             );
         }
     }
@@ -159,6 +175,7 @@ fn parse(
             },
             redis_ms: field(marker, "redis_ms")?,
             blocked,
+            layouts,
         },
         suspect,
     })
@@ -195,6 +212,7 @@ mod tests {
                     reason: "NOPERM".into(),
                 },
             )]),
+            layouts: Layouts::from([("audit".to_owned(), Layout::default().changed_to(4))]),
         }
     }
 

@@ -8,16 +8,16 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ErrorKind, Script, Value};
+use redis::{AsyncCommands, Cmd, ErrorKind, Script, Value};
 use uuid::Uuid;
 
-pub(crate) use entry::stream_name;
 pub use target::RedisTarget;
 
 use crate::error::{Error, Result, redis_fault};
 use crate::postgres::MessageRow;
 use crate::protocol::cursor::Step;
 use crate::protocol::failure::{Meaning, RedisFault, ReplyCode, of_redis, of_stream};
+use crate::protocol::layout::Layout;
 use crate::protocol::start::{Blocked, MarkerFound, Place, Suspect};
 
 const PAGE_LUA: &str = include_str!("page.lua");
@@ -64,6 +64,8 @@ pub(crate) struct PageWrite<'a> {
     pub(crate) step: &'a Step,
     /// Blocked streams whose cursor changed; none means that the stream is blocked no longer.
     pub(crate) blocked: &'a [(String, Option<Blocked>)],
+    /// Topics whose layout changed.
+    pub(crate) layouts: &'a [(String, Layout)],
     /// No row is suspect any longer.
     pub(crate) drop_suspect: bool,
 }
@@ -409,6 +411,9 @@ impl Publisher {
                 None => dropped.push(marker::blocked_field(stream)),
             }
         }
+        for (topic, layout) in write.layouts {
+            fields.extend([marker::layout_field(topic), layout.encode()]);
+        }
         if write.drop_suspect {
             dropped.extend(["suspect_until".to_owned(), "suspect_since_ms".to_owned()]);
         }
@@ -430,6 +435,32 @@ impl Publisher {
         redis::from_redis_value(value).map_err(|e| {
             Error::Invariant(format!("reply of a script that is no list of strings: {e}"))
         })
+    }
+
+    /// A group that has not acknowledged all of a stream; none when every group has.
+    pub(crate) async fn undrained_group(&mut self, stream: &str) -> Result<Option<String>> {
+        let failed = |source| Error::Redis {
+            doing: "look at a stream's groups",
+            source,
+        };
+        let last: redis::streams::StreamRangeReply = self
+            .connection
+            .xrevrange_count(stream, "+", "-", 1)
+            .await
+            .map_err(failed)?;
+        let Some(last) = last.ids.first().map(|entry| entry.id.clone()) else {
+            return Ok(None);
+        };
+        let groups: redis::streams::StreamInfoGroupsReply =
+            self.connection.xinfo_groups(stream).await.map_err(failed)?;
+        let behind = |group: &redis::streams::StreamInfoGroup| {
+            group.pending > 0 || stream_id(&group.last_delivered_id) < stream_id(&last)
+        };
+        Ok(groups
+            .groups
+            .into_iter()
+            .find(behind)
+            .map(|group| group.name))
     }
 
     /// Which of the wanted ids stand in a stream, with their message keys, among the entries that were
@@ -508,6 +539,12 @@ pub(crate) fn may_be_the_page(error: &Error) -> bool {
 
 fn is_missing_right(error: &redis::RedisError) -> bool {
     redis_fault(error) == RedisFault::Reply(ReplyCode::NoPerm)
+}
+
+/// A stream id as two numbers, to be compared.
+fn stream_id(id: &str) -> (u64, u64) {
+    let (ms, sequence) = id.split_once('-').unwrap_or((id, "0"));
+    (ms.parse().unwrap_or(0), sequence.parse().unwrap_or(0))
 }
 
 fn script_call(script: &Script, keys: &[&String]) -> Cmd {
