@@ -72,6 +72,7 @@ impl Progress {
                 streams: &streams,
                 entries: &entries,
                 step: &step,
+                gaps: self.place.cursor.gap_ranges_after(&step),
                 blocked: &newly_blocked,
                 layouts: &[],
                 drop_suspect: self.suspect_ends_with(&step),
