@@ -94,10 +94,14 @@ BEGIN
     COMMENT ON COLUMN outbox.messages.id IS
         'Position in the log. Never set it by hand: the relay''s cursor relies on the sequence.';
 
-    -- How many partitions (streams) a topic has; a topic without a row has one.
+    -- How many partitions (streams) a topic has; a topic without a row has one. `outbox-relay topics set` writes what
+    -- is wanted, and the relay changes it once all groups have drained the streams of the count before.
     CREATE TABLE outbox.topics (
         topic      text PRIMARY KEY CHECK (topic ~ '^[A-Za-z0-9._-]{1,200}$'),
-        partitions integer NOT NULL DEFAULT 1 CHECK (partitions BETWEEN 1 AND 1024)
+        partitions integer NOT NULL DEFAULT 1 CHECK (partitions BETWEEN 1 AND 1024),
+        earlier    integer[] NOT NULL DEFAULT '{}',  -- counts that were in force before, oldest first
+        wanted     integer CHECK (wanted BETWEEN 1 AND 1024),
+        at_once    boolean NOT NULL DEFAULT false    -- without waiting for the groups
     );
 
     -- The relay's cursor, written after the marker in Redis: everything up to `high` is sent, but for

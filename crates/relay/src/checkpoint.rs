@@ -7,6 +7,7 @@ use uuid::Uuid;
 use crate::error::{Error, Result};
 use crate::postgres::{Session, sql};
 use crate::protocol::cursor::Cursor;
+use crate::protocol::layout::Layout;
 use crate::protocol::ranges::RangeSet;
 use crate::protocol::start::{Blocked, History, Place};
 
@@ -18,6 +19,14 @@ pub(crate) fn system_id_bits(system_id: u64) -> i64 {
 /// The system id of these bits.
 pub(crate) fn system_id(bits: i64) -> u64 {
     u64::from_ne_bytes(bits.to_ne_bytes())
+}
+
+fn count(partitions: i32) -> u32 {
+    u32::try_from(partitions).unwrap_or(1)
+}
+
+fn counts(partitions: Vec<i32>) -> Vec<u32> {
+    partitions.into_iter().map(count).collect()
 }
 
 /// Reads the checkpoint; none before the first leader.
@@ -34,6 +43,16 @@ pub(crate) async fn read(session: &Session) -> Result<Option<Place>> {
     let blocked = session
         .all("read the blocked streams", sql::BLOCKED, &[])
         .await?;
+    let layouts = session.all("read the topics", sql::LAYOUTS, &[]).await?;
+    let layouts = layouts.iter().map(|row| {
+        (
+            row.get(0),
+            Layout {
+                partitions: count(row.get(1)),
+                earlier: counts(row.get(2)),
+            },
+        )
+    });
     let gaps: RangeSet = gaps.iter().map(|row| (row.get(0), row.get(1))).collect();
     let blocked = blocked
         .iter()
@@ -69,6 +88,7 @@ pub(crate) async fn read(session: &Session) -> Result<Option<Place>> {
         },
         redis_ms: row.get(7),
         blocked,
+        layouts: layouts.collect(),
     }))
 }
 
@@ -133,6 +153,17 @@ async fn write_whole_inside(session: &Session, place: &Place) -> Result<()> {
             &hi,
         ];
         session.execute(doing, sql::PUT_BLOCKED, &params).await?;
+    }
+    for (topic, layout) in &place.layouts {
+        let bits = |count: &u32| i32::try_from(*count).unwrap_or(i32::MAX);
+        let earlier: Vec<i32> = layout.earlier.iter().map(bits).collect();
+        session
+            .execute(
+                doing,
+                sql::PUT_LAYOUT,
+                &[topic, &bits(&layout.partitions), &earlier],
+            )
+            .await?;
     }
     Ok(())
 }

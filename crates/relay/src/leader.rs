@@ -4,6 +4,7 @@ mod duties;
 mod recovery;
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{OptionFuture, join};
@@ -40,6 +41,8 @@ struct Leader<'c> {
     /// Most rows in a page of a blocked stream.
     blocked_rows: u32,
     gaps_warned_at: Option<Instant>,
+    /// Topics that are held back until their groups have drained the streams.
+    changing: HashSet<String>,
     /// A message that was alone in a page that failed, and how often.
     refusals: (i64, u32),
 }
@@ -85,8 +88,10 @@ pub(crate) async fn lead(
         blocked_at: now,
         blocked_rows: page_rows,
         gaps_warned_at: None,
+        changing: HashSet::new(),
         refusals: (0, 0),
     };
+    leader.change_layouts().await?;
     let mut page = Page {
         more: true,
         ..Page::default()

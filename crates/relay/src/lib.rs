@@ -15,7 +15,8 @@
 //! 6. `takeover.rs`: what to go on from; `protocol/start.rs` decides it.
 //! 7. `janitor.rs`: the purge.
 //! 8. `postgres/`: where Postgres is, TLS, the session, and all SQL.
-//! 9. `config.rs`, `error.rs`, `backoff.rs`, `telemetry.rs`, `migrate.rs`, `status.rs`, `adopt.rs`: the rest.
+//! 9. `config.rs`, `error.rs`, `backoff.rs`, `telemetry.rs`, `migrate.rs`, `status.rs`, `topics.rs`,
+//!    `adopt.rs`: the rest.
 //! 10. `dead_letters.rs`, `rewind.rs`: commands for consumer groups.
 
 pub mod protocol;
@@ -39,6 +40,7 @@ mod run;
 mod status;
 mod takeover;
 mod telemetry;
+mod topics;
 
 pub use adopt::adopt;
 pub use config::{Config, OnRedisLossFlag, RunFlags, ServerFlags};
@@ -51,3 +53,4 @@ pub use rewind::{RewindFlags, Rewound, Since, rewind};
 pub use run::run;
 pub use status::{Holder, Status, status};
 pub use telemetry::{LogFormat, log_to_stderr};
+pub use topics::{TopicPartitions, list_topics, set_partitions};

@@ -51,6 +51,9 @@ enum Command {
     Migrate(MigrateFlags),
     /// Show leader, cursor, backlog, who holds it up, and blocked streams
     Status,
+    /// Show or change how many partitions a topic has
+    #[command(subcommand)]
+    Topics(TopicsCommand),
     /// Accept that this database takes over for another cluster (restored dump, pg_upgrade)
     ///
     /// A copy of a production database must not publish into production's Redis, so a relay refuses to start when the
@@ -65,6 +68,27 @@ enum Command {
     },
     /// Deliver to a consumer group again what was published since some time; the inbox absorbs what it has applied
     Rewind(RewindFlags),
+}
+
+#[derive(Subcommand)]
+enum TopicsCommand {
+    /// Topics that were given a number of partitions; every other topic has one
+    List,
+    /// Ask for another number of partitions
+    ///
+    /// Messages with the same ordering key go to the same partition, so the change moves keys to other streams. The
+    /// leader holds the topic's messages back until all groups have acknowledged what stands in its streams, changes the
+    /// number, and goes on.
+    Set {
+        /// The topic
+        topic: String,
+        /// How many partitions, 1 to 1024
+        #[arg(long, value_name = "COUNT")]
+        partitions: u32,
+        /// Do not wait for the groups; messages of one ordering key may then be applied out of order
+        #[arg(long)]
+        at_once: bool,
+    },
 }
 
 #[derive(Args)]
@@ -141,6 +165,7 @@ async fn execute(cli: Cli) -> Result<()> {
             say(&status.to_string());
             Ok(())
         }
+        Command::Topics(command) => topics(&servers, command).await,
         Command::Adopt => {
             let past =
                 outbox_relay::adopt(&servers.postgres()?, &servers.redis()?, &servers.prefix()?)
@@ -167,6 +192,41 @@ async fn rewind(servers: &ServerFlags, flags: &RewindFlags) -> Result<()> {
                 "{}: stands at {}, which is not later",
                 done.stream, done.from
             )),
+        }
+    }
+    Ok(())
+}
+
+async fn topics(servers: &ServerFlags, command: TopicsCommand) -> Result<()> {
+    match command {
+        TopicsCommand::List => {
+            for topic in outbox_relay::list_topics(&servers.postgres()?).await? {
+                let wanted = topic
+                    .wanted
+                    .map(|wanted| format!(", changing to {wanted}"))
+                    .unwrap_or_default();
+                say(&format!(
+                    "{}: {} partitions{wanted}",
+                    topic.topic, topic.partitions
+                ));
+            }
+        }
+        TopicsCommand::Set {
+            topic,
+            partitions,
+            at_once,
+        } => {
+            let present =
+                outbox_relay::set_partitions(&servers.postgres()?, &topic, partitions, at_once)
+                    .await?;
+            say(&format!(
+                "{topic} has {present} partitions; the leader changes that to {partitions} {}",
+                if at_once {
+                    "at once"
+                } else {
+                    "when all groups have drained its streams (see outbox-relay status)"
+                }
+            ));
         }
     }
     Ok(())

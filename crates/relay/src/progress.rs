@@ -1,15 +1,20 @@
 //! What has been published, and the step that publishes more: page by page into Redis, and after it
 //! into the checkpoint.
 
+mod holding;
+mod suspects;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::error::Result;
 use crate::postgres::{MessageRow, Session, sql};
-use crate::protocol::cursor::{Cursor, Step};
-use crate::protocol::ranges::RangeSet;
+use crate::protocol::cursor::Step;
+use crate::protocol::layout::{partition, stream_name, streams_of};
 use crate::protocol::start::{Blocked, Place, Suspect};
-use crate::publisher::{PageWrite, Published, Publisher, stream_name};
+use crate::publisher::{PageWrite, Published, Publisher};
 use crate::reader::Page;
+
+pub(crate) use holding::hold_name;
 
 /// Entries of one stream's tail that are compared with suspect rows, at the most.
 pub(crate) const TAIL_ENTRIES_MAX: usize = 1_000_000;
@@ -60,14 +65,16 @@ impl Progress {
         let skipped = self.standing(publisher, &page.rows).await?;
         let mut newly_blocked: Vec<(String, Option<Blocked>)> = Vec::new();
         loop {
-            let (streams, entries) = self.entries(&page.rows, &skipped);
+            let (streams, entries) = self.entries(&page.rows, &skipped, None);
             let write = PageWrite {
                 epoch: self.place.epoch,
                 page: self.place.page,
                 streams: &streams,
                 entries: &entries,
                 step: &step,
+                gaps: self.place.cursor.gap_ranges_after(&step),
                 blocked: &newly_blocked,
+                layouts: &[],
                 drop_suspect: self.suspect_ends_with(&step),
             };
             match publisher.publish(&write).await? {
@@ -84,55 +91,64 @@ impl Progress {
         }
     }
 
-    /// The entries of a page: index of the stream, and the row.
+    /// The entries of a page: index of the stream, and the row. `lifted` is not held back for once.
     fn entries<'p>(
         &self,
-        rows: &'p [MessageRow],
+        rows: impl IntoIterator<Item = &'p MessageRow>,
         skipped: &HashSet<i64>,
+        lifted: Option<&str>,
     ) -> (Vec<String>, Vec<(usize, &'p MessageRow)>) {
+        let held = |name: &str| self.place.blocked.contains_key(name) && lifted != Some(name);
         let mut streams: Vec<String> = Vec::new();
-        // None for a topic whose stream is blocked.
-        let mut by_topic: HashMap<&str, Option<usize>> = HashMap::new();
-        let mut entries = Vec::with_capacity(rows.len());
+        let mut topics: HashMap<&str, PageTopic> = HashMap::new();
+        let mut entries = Vec::new();
         for row in rows {
-            let index = *by_topic.entry(row.topic()).or_insert_with(|| {
-                let stream = stream_name(&self.prefix, row.topic());
-                if self.place.blocked.contains_key(&stream) {
+            let topic = topics.entry(row.topic()).or_insert_with(|| PageTopic {
+                held: held(&hold_name(row.topic())),
+                partitions: self.partitions(row.topic()),
+                streams: HashMap::new(),
+            });
+            if topic.held || skipped.contains(&row.id()) || self.set_aside.contains(&row.id()) {
+                continue;
+            }
+            let partitions = topic.partitions;
+            let partition = partition(row.ordering_key(), row.message_key(), partitions);
+            let index = *topic.streams.entry(partition).or_insert_with(|| {
+                let stream = stream_name(&self.prefix, row.topic(), partition, partitions);
+                if held(&stream) {
                     return None;
                 }
                 streams.push(stream);
                 Some(streams.len() - 1)
             });
-            if let Some(index) = index
-                && !skipped.contains(&row.id())
-                && !self.set_aside.contains(&row.id())
-            {
-                entries.push((index, row));
-            }
+            entries.extend(index.map(|index| (index, row)));
         }
         (streams, entries)
     }
 
-    /// Holds a stream back at the cursor before the page.
-    fn block(&mut self, stream: &str, rows: &[MessageRow], reason: String) -> Blocked {
-        let topic = rows
-            .iter()
-            .map(MessageRow::topic)
-            .find(|topic| stream_name(&self.prefix, topic) == stream);
-        let cursor = Cursor {
-            high_key: String::new(),
-            ..self.place.cursor.clone()
-        };
-        let blocked = Blocked {
-            topic: topic.unwrap_or_default().to_owned(),
-            cursor,
-            reason,
-        };
+    /// How many streams a topic has.
+    pub(crate) fn partitions(&self, topic: &str) -> u32 {
         self.place
-            .blocked
-            .insert(stream.to_owned(), blocked.clone());
-        self.blocked_changed = true;
-        blocked
+            .layouts
+            .get(topic)
+            .map_or(1, |layout| layout.partitions)
+    }
+
+    /// The stream that a row goes to, and those of earlier layouts, where it may stand already.
+    fn streams_of(&self, row: &MessageRow) -> Vec<String> {
+        let layout = self
+            .place
+            .layouts
+            .get(row.topic())
+            .cloned()
+            .unwrap_or_default();
+        streams_of(
+            &self.prefix,
+            row.topic(),
+            &layout,
+            row.ordering_key(),
+            row.message_key(),
+        )
     }
 
     fn passed(&mut self, step: &Step, redis_ms: i64) {
@@ -157,59 +173,6 @@ impl Progress {
             };
             self.set_aside.retain(|id| to_come(*id));
         }
-    }
-
-    /// Whether the cursor has passed all suspect rows once it made this step.
-    fn suspect_ends_with(&self, step: &Step) -> bool {
-        let Some(suspect) = self.suspect else {
-            return false;
-        };
-        if !self.place.blocked.is_empty() {
-            return false; // a stream that is held back has suspect rows of its own
-        }
-        let mut after = self.place.cursor.clone();
-        after.apply(step);
-        after.high >= suspect.until && after.gaps.first().is_none_or(|first| first > suspect.until)
-    }
-
-    /// Suspect rows that stand in their stream already, with the same id and key.
-    async fn standing(
-        &mut self,
-        publisher: &mut Publisher,
-        rows: &[MessageRow],
-    ) -> Result<HashSet<i64>> {
-        let Some(suspect) = self.suspect else {
-            return Ok(HashSet::new());
-        };
-        let mut standing = HashSet::new();
-        for row in rows.iter().filter(|row| row.id() <= suspect.until) {
-            let stream = stream_name(&self.prefix, row.topic());
-            if !self.tails.contains_key(&stream) {
-                let cursor = &self.place.cursor;
-                let wanted = |id| id <= suspect.until && !cursor.covers(id);
-                let (tail, whole) = publisher
-                    .tail(&stream, suspect.since_ms, TAIL_ENTRIES_MAX, wanted)
-                    .await?;
-                if !whole {
-                    tracing::warn!(%stream, entries = TAIL_ENTRIES_MAX, "the stream's tail is longer than is compared; \
-                        messages behind that may stand in it twice");
-                }
-                self.tails.insert(stream.clone(), tail);
-            }
-            if self.tails[&stream]
-                .get(&row.id())
-                .is_some_and(|key| key == row.message_key())
-            {
-                standing.insert(row.id());
-            }
-        }
-        if !standing.is_empty() {
-            tracing::info!(
-                messages = standing.len(),
-                "messages that stand in the stream already are not added again"
-            );
-        }
-        Ok(standing)
     }
 
     /// Sets a message aside for good: from now on the cursor may pass it.
@@ -251,62 +214,6 @@ impl Progress {
         self.set_aside = set_aside;
     }
 
-    /// Blocked streams, by name.
-    pub(crate) fn blocked(&self) -> &BTreeMap<String, Blocked> {
-        &self.place.blocked
-    }
-
-    /// What a blocked stream lacks of all that is published.
-    pub(crate) fn lacks(&self, blocked: &Blocked) -> RangeSet {
-        blocked.cursor.behind(&self.place.cursor)
-    }
-
-    /// Publishes to one blocked stream what it lacks, up to and with the id `to`; with nothing left it is
-    /// blocked no longer. Returns false when the stream still refuses.
-    pub(crate) async fn catch_up(
-        &mut self,
-        publisher: &mut Publisher,
-        stream: &str,
-        rows: &[MessageRow],
-        to: i64,
-    ) -> Result<bool> {
-        let Some(blocked) = self.place.blocked.get(stream) else {
-            return Ok(true);
-        };
-        let done = to >= self.place.cursor.high;
-        let after = (!done).then(|| Blocked {
-            cursor: caught_up(&blocked.cursor, &self.place.cursor, to),
-            ..blocked.clone()
-        });
-        let skipped = self.standing(publisher, rows).await?;
-        let entries: Vec<(usize, &MessageRow)> = rows
-            .iter()
-            .filter(|row| !skipped.contains(&row.id()) && !self.set_aside.contains(&row.id()))
-            .map(|row| (0, row))
-            .collect();
-        let write = PageWrite {
-            epoch: self.place.epoch,
-            page: self.place.page,
-            streams: &[stream.to_owned()],
-            entries: &entries,
-            step: &Step::default(),
-            blocked: &[(stream.to_owned(), after.clone())],
-            drop_suspect: false,
-        };
-        match publisher.publish(&write).await? {
-            Published::StreamRefuses { .. } => Ok(false),
-            Published::Done { redis_ms } => {
-                match after {
-                    Some(after) => self.place.blocked.insert(stream.to_owned(), after),
-                    None => self.place.blocked.remove(stream),
-                };
-                self.blocked_changed = true;
-                self.passed(&Step::default(), redis_ms);
-                Ok(true)
-            }
-        }
-    }
-
     /// Whether something was published since the last checkpoint.
     pub(crate) fn needs_checkpoint(&self) -> bool {
         self.checkpointed != Some(self.place.page)
@@ -339,54 +246,10 @@ impl Progress {
     }
 }
 
-/// A blocked stream's cursor once it has published all that `global` has up to and with `to`.
-fn caught_up(blocked: &Cursor, global: &Cursor, to: i64) -> Cursor {
-    let high = blocked.high.max(to);
-    let mut gaps = blocked.gaps.clone();
-    if to > blocked.high {
-        gaps.insert(blocked.high + 1, to);
-    }
-    let published = Cursor {
-        high: 0,
-        ..Cursor::default()
-    }
-    .behind(&Cursor {
-        high: to.min(global.high),
-        ..global.clone()
-    });
-    Cursor {
-        high,
-        high_key: String::new(),
-        gaps: gaps.difference(&published.up_to(to)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn cursor(high: i64, gaps: &[(i64, i64)]) -> Cursor {
-        Cursor {
-            high,
-            high_key: String::new(),
-            gaps: gaps.iter().copied().collect(),
-        }
-    }
-
-    #[test]
-    fn a_stream_that_catches_up_lacks_less_and_less() {
-        let blocked = cursor(50, &[(10, 12), (40, 41)]);
-        let global = cursor(100, &[(11, 11), (70, 75)]);
-        assert_eq!(
-            blocked.behind(&global).iter().collect::<Vec<_>>(),
-            [(10, 10), (12, 12), (40, 41), (51, 69), (76, 100)]
-        );
-        let step = caught_up(&blocked, &global, 12);
-        assert_eq!(step, cursor(50, &[(11, 11), (40, 41)]));
-        let step = caught_up(&step, &global, 72);
-        assert_eq!(step, cursor(72, &[(11, 11), (70, 72)]));
-        assert_eq!(step.behind(&global).iter().collect::<Vec<_>>(), [(76, 100)]);
-        let end = caught_up(&step, &global, 100);
-        assert_eq!(end, global);
-    }
+/// A topic of one page: whether it is held, over how many streams it goes, and the index of each of them, or none
+/// for one that is held back.
+struct PageTopic {
+    held: bool,
+    partitions: u32,
+    streams: HashMap<u32, Option<usize>>,
 }

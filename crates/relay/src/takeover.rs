@@ -8,8 +8,9 @@ use crate::error::{Error, Result};
 use crate::postgres::{Session, sql};
 use crate::progress::{Progress, TAIL_ENTRIES_MAX};
 use crate::protocol::cursor::Cursor;
+use crate::protocol::layout::streams_of;
 use crate::protocol::start::{self, Case, Facts, History, MarkerFound, Place, Plan};
-use crate::publisher::{Publisher, stream_name};
+use crate::publisher::Publisher;
 
 /// How often the marker may change between being read and being taken, before that counts as an error.
 const TRIES_MAX: usize = 3;
@@ -68,6 +69,7 @@ async fn try_take_over(
         cursor,
         redis_ms: plan.redis_ms,
         blocked: plan.blocked.clone(),
+        layouts: plan.layouts.clone(),
     };
     publisher
         .take(
@@ -147,14 +149,20 @@ async fn stands(
     else {
         return Ok(false);
     };
-    let (topic, key): (String, String) = (row.get(0), row.get(1));
-    let stream = stream_name(prefix, &topic);
-    let (tail, _) = publisher
-        .tail(&stream, checkpoint.redis_ms, TAIL_ENTRIES_MAX, |id| {
-            id == high
-        })
-        .await?;
-    Ok(tail.get(&high) == Some(&key))
+    let (topic, ordering_key, key): (String, Option<String>, String) =
+        (row.get(0), row.get(1), row.get(2));
+    let layout = checkpoint.layouts.get(&topic).cloned().unwrap_or_default();
+    for stream in streams_of(prefix, &topic, &layout, ordering_key.as_deref(), &key) {
+        let (tail, _) = publisher
+            .tail(&stream, checkpoint.redis_ms, TAIL_ENTRIES_MAX, |id| {
+                id == high
+            })
+            .await?;
+        if tail.get(&high) == Some(&key) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Makes sure that the row at `high` exists and is published, and that its key is known: the next check

@@ -5,15 +5,19 @@
     reason = "the helpers of a test fail like the test"
 )]
 
+mod database_restores;
 mod delivery;
 mod failures;
+mod inbox_window;
 mod lanes;
 mod ordered;
 mod outages;
+mod outcomes;
 mod ownership;
 mod partitions;
 mod processes;
 mod recovery;
+mod retried_letters;
 mod shop;
 mod starting;
 mod stopping;

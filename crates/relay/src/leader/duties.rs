@@ -7,7 +7,11 @@ use super::Leader;
 use crate::error::{Error, Result};
 use crate::janitor::milestone_interval;
 use crate::postgres::{MessageRow, sql};
+use crate::progress::hold_name;
 use crate::reader::GAP_RANGES_MAX;
+
+/// How often it is looked whether the groups have drained a topic whose partitions are to change.
+const CHANGE_RETRY: Duration = Duration::from_millis(500);
 
 /// How often a blocked stream is tried again.
 const BLOCKED_RETRY: Duration = Duration::from_secs(3);
@@ -65,7 +69,13 @@ impl Leader<'_> {
             self.checkpoint().await?;
         }
         self.purge.send_replace(self.progress.purge_limit());
-        self.check_at = Instant::now() + CHECK_INTERVAL;
+        self.change_layouts().await?;
+        let next = if self.changing.is_empty() {
+            CHECK_INTERVAL
+        } else {
+            CHANGE_RETRY
+        };
+        self.check_at = Instant::now() + next;
         self.warn_of_gaps().await
     }
 
@@ -96,6 +106,67 @@ impl Leader<'_> {
             return Err(Error::Moved { epoch, page });
         }
         Ok(())
+    }
+
+    /// Changes the number of a topic's partitions where that is wanted.
+    ///
+    /// Messages of one key go to another stream from then on, so the topic is held back until every group
+    /// has acknowledged what stands in the streams of the present count. A crash on either side of the
+    /// marker leaves the change wanted, and the next leader carries it on.
+    pub(super) async fn change_layouts(&mut self) -> Result<()> {
+        self.changing.clear();
+        let wanted = self
+            .session
+            .all("read the wanted partitions", sql::WANTED_LAYOUTS, &[])
+            .await?;
+        for row in wanted {
+            let (topic, wanted, at_once): (String, i32, bool) =
+                (row.get(0), row.get(1), row.get(2));
+            let partitions = u32::try_from(wanted).unwrap_or(1);
+            if self.progress.partitions(&topic) != partitions {
+                if self.progress.refuses(&topic) || !at_once && !self.drained(&topic).await? {
+                    self.changing.insert(hold_name(&topic));
+                    continue;
+                }
+                let change = self
+                    .progress
+                    .change_layout(&mut self.publisher, &topic, partitions);
+                self.session.speaking(change).await??;
+                self.checkpoint().await?;
+                self.blocked_at = Instant::now();
+                tracing::info!(topic, partitions, "the number of partitions is changed");
+            }
+            self.session
+                .execute("finish the change", sql::WANT_NO_LONGER, &[&topic, &wanted])
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Holds a topic back and looks whether all groups have acknowledged all of it.
+    async fn drained(&mut self, topic: &str) -> Result<bool> {
+        if !self.progress.holds_topic(topic) {
+            let reason = "waiting until all groups have drained the streams, to change the number of partitions";
+            let hold = self.progress.hold_topic(&mut self.publisher, topic, reason);
+            self.session.speaking(hold).await??;
+            tracing::info!(topic, reason, "the topic is held back");
+        }
+        for stream in self.progress.streams_of_topic(topic) {
+            if let Some(group) = self
+                .session
+                .speaking(self.publisher.undrained_group(&stream))
+                .await??
+            {
+                tracing::debug!(
+                    topic,
+                    stream,
+                    group,
+                    "a group has not drained the stream yet"
+                );
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     async fn warn_of_gaps(&mut self) -> Result<()> {
@@ -135,7 +206,11 @@ impl Leader<'_> {
         }
         self.blocked_at = Instant::now() + BLOCKED_RETRY;
         let streams: Vec<String> = self.progress.blocked().keys().cloned().collect();
-        for stream in streams {
+        for stream in streams
+            .into_iter()
+            .filter(|name| !self.changing.contains(name))
+            .collect::<Vec<_>>()
+        {
             let (rows, to) = self.read_blocked(&stream).await?;
             let caught_up = self
                 .progress

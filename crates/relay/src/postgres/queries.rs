@@ -152,7 +152,7 @@ pub(crate) mod sql {
         SELECT id, message_key FROM outbox.messages WHERE id <= $1 ORDER BY id DESC LIMIT 1";
 
     pub(crate) const ROW_TOPIC: &str =
-        "SELECT topic, message_key FROM outbox.messages WHERE id = $1";
+        "SELECT topic, ordering_key, message_key FROM outbox.messages WHERE id = $1";
 
     pub(crate) const CHECKPOINT: &str = "
         SELECT system_id, timeline, branch, epoch, page, high, high_key, redis_ms FROM outbox.checkpoint";
@@ -161,6 +161,26 @@ pub(crate) mod sql {
         SELECT b.stream, b.topic, b.high, b.reason,
                ARRAY(SELECT lower(g) FROM unnest(b.gaps) AS g), ARRAY(SELECT upper(g) - 1 FROM unnest(b.gaps) AS g)
         FROM outbox.blocked_streams AS b";
+
+    pub(crate) const LAYOUTS: &str = "
+        SELECT topic, partitions, earlier FROM outbox.topics WHERE partitions <> 1 OR earlier <> '{}'";
+    pub(crate) const PUT_LAYOUT: &str = "
+        INSERT INTO outbox.topics (topic, partitions, earlier) VALUES ($1, $2, $3)
+        ON CONFLICT (topic) DO UPDATE SET (partitions, earlier, wanted, at_once) =
+            (excluded.partitions, excluded.earlier, nullif(topics.wanted, excluded.partitions), topics.at_once)
+        WHERE (topics.partitions, topics.earlier) IS DISTINCT FROM (excluded.partitions, excluded.earlier)";
+
+    /// Topics whose number of partitions is to change.
+    pub(crate) const WANTED_LAYOUTS: &str = "
+        SELECT topic, wanted, at_once FROM outbox.topics WHERE wanted IS NOT NULL";
+    pub(crate) const WANT_NO_LONGER: &str =
+        "UPDATE outbox.topics SET wanted = NULL WHERE topic = $1 AND wanted = $2";
+    pub(crate) const WANT_LAYOUT: &str = "
+        INSERT INTO outbox.topics (topic, wanted, at_once) VALUES ($1, $2, $3)
+        ON CONFLICT (topic) DO UPDATE SET (wanted, at_once) = (excluded.wanted, excluded.at_once)
+        RETURNING partitions";
+    pub(crate) const TOPICS: &str =
+        "SELECT topic, partitions, wanted FROM outbox.topics ORDER BY topic";
 
     /// The checkpoint of a new leader, or of a changed list of blocked streams: written whole.
     pub(crate) const CHECKPOINT_WHOLE: &str = "

@@ -110,6 +110,17 @@ impl Cursor {
         }
     }
 
+    /// How many ranges of gaps there are once this step is taken.
+    pub fn gap_ranges_after(&self, step: &Step) -> usize {
+        let begins = |lo: i64| {
+            self.gaps
+                .range_around(lo)
+                .is_some_and(|(first, _)| first == lo)
+        };
+        let new = step.set.iter().filter(|(lo, _)| !begins(*lo)).count();
+        self.gaps.len() + new - step.unset.len()
+    }
+
     /// Takes over a step that was computed from this very cursor.
     pub fn apply(&mut self, step: &Step) {
         for lo in &step.unset {
@@ -150,7 +161,9 @@ mod tests {
         let keys: Vec<String> = ids.iter().map(|id| key(*id)).collect();
         let rows = ids.iter().copied().zip(keys.iter().map(String::as_str));
         let step = cursor.step(rows, &dead.iter().copied().collect());
+        let ranges = cursor.gap_ranges_after(&step);
         cursor.apply(&step);
+        assert_eq!(cursor.gaps.len(), ranges, "{step:?}");
         step
     }
 

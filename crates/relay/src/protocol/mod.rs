@@ -2,10 +2,12 @@
 //! and what an error means. The rest of the crate only carries these decisions out.
 //!
 //! Reading order: [`ranges`], [`cursor`] (what has been published), [`log`] (what a reader may take
-//! next), [`start`] (what to continue from), [`failure`] (what an error means).
+//! next), [`start`] (what to continue from), [`layout`] (which
+//! stream), [`failure`] (what an error means).
 
 pub mod cursor;
 pub mod failure;
+pub mod layout;
 pub mod log;
 pub mod ranges;
 pub mod start;

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 use super::cursor::Cursor;
+use super::layout::Layouts;
 use super::ranges::RangeSet;
 
 /// Which past of Postgres a cursor belongs to.
@@ -59,6 +60,8 @@ pub struct Place {
     pub redis_ms: i64,
     /// Streams that were held back, by name.
     pub blocked: BTreeMap<String, Blocked>,
+    /// How the topics were spread over streams.
+    pub layouts: Layouts,
 }
 
 impl Place {
@@ -173,6 +176,9 @@ pub struct Plan {
     pub cursor: Cursor,
     /// Streams that are held back further.
     pub blocked: BTreeMap<String, Blocked>,
+    /// How the topics are spread over streams. The marker's word counts before the checkpoint's: it is about
+    /// the streams that stand beside it.
+    pub layouts: Layouts,
     /// Rows to compare with the streams before they are published.
     pub suspect: Option<Suspect>,
     /// The past turned out to be another: draw a new branch.
@@ -261,6 +267,8 @@ fn plan_with_marker(
 ) -> Result<Plan, Refusal> {
     let checkpoint = facts.checkpoint.as_ref();
     let epoch = checkpoint.map_or(0, |c| c.epoch).max(marker.epoch) + 1;
+    let mut layouts = checkpoint.map(|c| c.layouts.clone()).unwrap_or_default();
+    layouts.extend(marker.layouts.clone());
     if same_history(marker, facts)? {
         let lost_tail = checkpoint.is_some_and(|c| marker.order() < c.order());
         let purged = purged(&marker.cursor, facts);
@@ -272,6 +280,7 @@ fn plan_with_marker(
             },
             cursor: marker.cursor.clone(),
             blocked: marker.blocked.clone(),
+            layouts,
             suspect,
             new_branch: false,
             branch: Some(marker.history.branch),
@@ -295,6 +304,7 @@ fn plan_with_marker(
         case: Case::OtherHistory,
         blocked: lower_blocked(&cursor, std::iter::once(marker).chain(checkpoint)),
         cursor,
+        layouts,
         suspect: Some(suspect),
         new_branch: true,
         branch: None,
@@ -310,6 +320,7 @@ fn plan_without_marker(facts: &Facts, on_redis_loss: OnRedisLoss) -> Result<Plan
             case: Case::First,
             cursor: Cursor::default(),
             blocked: BTreeMap::new(),
+            layouts: Layouts::new(),
             suspect: None,
             new_branch: true,
             branch: None,
@@ -329,6 +340,7 @@ fn plan_without_marker(facts: &Facts, on_redis_loss: OnRedisLoss) -> Result<Plan
         case: Case::LostMarker,
         cursor: checkpoint.cursor.clone(),
         blocked: checkpoint.blocked.clone(),
+        layouts: checkpoint.layouts.clone(),
         suspect: Some(Suspect {
             until: i64::MAX,
             since_ms: checkpoint.redis_ms,

@@ -10,11 +10,6 @@ use crate::postgres::MessageRow;
 const CREATED_AT: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
 
-/// Name of the stream of a topic.
-pub(crate) fn stream_name(prefix: &str, topic: &str) -> String {
-    format!("{prefix}{topic}")
-}
-
 /// Adds the number of arguments that follow, and those: fields and values in the contract's order.
 pub(super) fn put(script: &mut Cmd, row: &MessageRow, scratch: &mut String) {
     use std::fmt::Write;

@@ -1,7 +1,7 @@
 //! The marker and the gaps as they stand in Redis.
 //!
 //! The marker is a hash; the gaps are a second hash of first id to last id, so that a page writes only
-//! the gaps it changed. Times are in milliseconds, ids in decimal.
+//! the gaps it changed; the marker says how many there are. Times are in milliseconds, ids in decimal.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::protocol::cursor::Cursor;
+use crate::protocol::layout::{Layout, Layouts};
 use crate::protocol::start::{Blocked, History, MarkerFound, Place, Suspect};
 
 /// The marker's format. A relay reads this one only; the number changes when an older relay would
@@ -18,6 +19,11 @@ const VERSION: &str = "1";
 /// Name of the marker's field for a blocked stream.
 pub(super) fn blocked_field(stream: &str) -> String {
     format!("blocked:{stream}")
+}
+
+/// Name of the marker's field for a topic's layout.
+pub(super) fn layout_field(topic: &str) -> String {
+    format!("topic:{topic}")
 }
 
 /// A blocked stream's cursor, as JSON.
@@ -72,6 +78,7 @@ pub(super) fn fields(
         ("high", place.cursor.high.to_string()),
         ("high_key", place.cursor.high_key.clone()),
         ("redis_ms", place.redis_ms.to_string()),
+        ("gaps", place.cursor.gaps.len().to_string()),
         ("retention_ms", retention_ms.to_string()),
     ]
     .into_iter()
@@ -83,6 +90,9 @@ pub(super) fn fields(
     }
     for (stream, blocked) in &place.blocked {
         fields.extend([blocked_field(stream), blocked_value(blocked)]);
+    }
+    for (topic, layout) in &place.layouts {
+        fields.extend([layout_field(topic), layout.encode()]);
     }
     fields
 }
@@ -105,7 +115,7 @@ pub(super) fn read(
         None => return MarkerFound::Foreign("a hash without a version".to_owned()),
     }
     parse(marker, gaps).unwrap_or_else(|field| {
-        MarkerFound::Foreign(format!("a marker whose {field} is not readable"))
+        MarkerFound::Foreign(format!("a marker whose {field} is missing or not readable"))
     })
 }
 
@@ -121,6 +131,10 @@ fn parse(
             .and_then(|value| value.parse().ok())
             .ok_or(name)
     }
+    // The gaps are a key of their own, and may go missing alone: late rows would then count as published.
+    if field::<usize>(marker, "gaps")? != gaps.len() {
+        return Err("list of gaps (a key of its own)");
+    }
     let gaps = gaps
         .iter()
         .map(|(lo, hi)| Some((lo.parse().ok()?, hi.parse().ok()?)))
@@ -134,11 +148,18 @@ fn parse(
         }),
     };
     let mut blocked = BTreeMap::new();
+    let mut layouts = Layouts::new();
     for (name, value) in marker {
         if let Some(stream) = name.strip_prefix("blocked:") {
             blocked.insert(
                 stream.to_owned(),
                 read_blocked(value).ok_or("blocked stream")?,
+            );
+        }
+        if let Some(topic) = name.strip_prefix("topic:") {
+            layouts.insert(
+                topic.to_owned(),
+                Layout::decode(value).ok_or("layout of a topic")?,
             );
         }
     }
@@ -159,6 +180,7 @@ fn parse(
             },
             redis_ms: field(marker, "redis_ms")?,
             blocked,
+            layouts,
         },
         suspect,
     })
@@ -195,6 +217,7 @@ mod tests {
                     reason: "NOPERM".into(),
                 },
             )]),
+            layouts: Layouts::from([("audit".to_owned(), Layout::default().changed_to(4))]),
         }
     }
 
@@ -216,7 +239,8 @@ mod tests {
                 since_ms: 5,
             }),
         ] {
-            let found = read(&hash(&fields(outbox_id, &place(), suspect, 1_000)), &gaps);
+            let marker = hash(&fields(outbox_id, &place(), suspect, 1_000));
+            let found = read(&marker, &gaps);
             assert_eq!(
                 found,
                 MarkerFound::Marker {
@@ -232,6 +256,10 @@ mod tests {
     fn what_is_no_marker_is_said_to_be_none() {
         assert_eq!(read(&HashMap::new(), &HashMap::new()), MarkerFound::Missing);
         let mut marker = hash(&fields(Uuid::nil(), &place(), None, 1_000));
+        assert!(
+            matches!(read(&marker, &HashMap::new()), MarkerFound::Foreign(what) if what.contains("list of gaps"))
+        );
+        marker.insert("gaps".into(), "0".into());
         marker.insert("high".into(), "many".into());
         assert!(
             matches!(read(&marker, &HashMap::new()), MarkerFound::Foreign(what) if what.contains("high"))

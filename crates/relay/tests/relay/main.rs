@@ -17,6 +17,7 @@ mod migrate;
 mod ordering;
 mod outages;
 mod pair;
+mod partitions;
 mod payloads;
 mod plans;
 mod purge;

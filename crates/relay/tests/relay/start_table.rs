@@ -304,6 +304,34 @@ async fn a_key_that_is_no_marker_is_refused_and_left_alone() {
 }
 
 #[tokio::test]
+async fn a_marker_whose_gaps_went_missing_is_not_believed() {
+    let mut pair = Pair::start().await;
+    let relay = pair.relay().spawn().unwrap();
+    pair.leads(&relay).await;
+    let mut late = pair.postgres.connect(&pair.database).await.unwrap();
+    let late = late.transaction().await.unwrap();
+    let insert =
+        "INSERT INTO outbox.messages (topic, message_key, payload) VALUES ('orders', 'late', '{}')";
+    late.execute(insert, &[]).await.unwrap();
+    pair.write("orders", "first", 10).await;
+    pair.reaches("orders", 10, DEADLINE).await;
+    let mut redis = pair.redis.connect().await.unwrap();
+    assert_eq!(redis.del("outbox:relay:gaps").await, Ok(1));
+    pair.write("orders", "second", 10).await;
+    pair.reaches("orders", 20, DEADLINE).await;
+    stop(&relay).await;
+
+    let line = pair.refuses().await;
+    assert!(line.contains("list of gaps"), "{line}");
+    redis.del::<_, ()>(MARKER).await.unwrap();
+    let relay = pair.relay().spawn().unwrap();
+    pair.leads(&relay).await;
+    late.commit().await.unwrap();
+    pair.reconnect().await;
+    pair.assert_exactly_once_after(&relay).await;
+}
+
+#[tokio::test]
 async fn a_redis_that_falls_back_unnoticed_gets_exactly_what_it_lost() {
     let pair = Pair::start().await;
     let relay = pair.relay().args(["--poll-interval", "10m"]);

@@ -26,6 +26,7 @@ fn place(epoch: i64, page: i64, high: i64) -> Place {
         },
         redis_ms: 1_000 + page,
         blocked: BTreeMap::new(),
+        layouts: Layouts::new(),
     }
 }
 
