@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outbox_consumer::{HandlerError, Message, Transaction};
+use outbox_consumer::{HandlerError, Message, Order, Transaction};
 use outbox_testkit::{
     Direction, Fsync, Matcher, Persistence, Postgres, Proxy, Redis, Shutdown, eventually,
 };
@@ -329,4 +329,98 @@ async fn entries_whose_delivery_was_lost_are_found_among_ones_own() {
     assert_eq!(consumer.counters.snapshot().claimed, 0);
     unharmed(&consumer);
     consumer.stop().await;
+}
+
+/// The handler's statement has been answered, but the answer never comes; nothing limits the handler itself.
+#[tokio::test]
+async fn a_half_open_socket_under_a_handlers_statement_is_found() {
+    let postgres = Postgres::shared().await.unwrap();
+    let shop = Shop::open().await;
+    let proxy = Proxy::start(postgres.port()).await.unwrap();
+    let url = postgres.url_via(proxy.port(), &shop.database);
+    let (begun, runs) = (Arc::new(Notify::new()), Arc::new(AtomicU32::new(0)));
+    let (began, run_number) = (Arc::clone(&begun), Arc::clone(&runs));
+    let builder = consumer_at(&url, &shop.redis.url()).topic("orders");
+    let consumer = run(
+        builder.response_timeout(Duration::from_secs(1)),
+        async move |tx: &Transaction<'_>, message: &Message| {
+            if run_number.fetch_add(1, Ordering::SeqCst) == 0 {
+                began.notify_one();
+                tx.execute("SELECT pg_sleep(1)", &[]).await?;
+            }
+            ship(tx, message).await
+        },
+    );
+    shop.publish("orders", "a").await;
+    begun.notified().await;
+    proxy.blackhole().await.unwrap();
+
+    shop.effects_are(&["a"]).await;
+    shop.nothing_pending().await;
+    assert_eq!(runs.load(Ordering::SeqCst), 2);
+    unharmed(&consumer);
+    consumer.stop().await;
+}
+
+/// Longer than every timeout, and idle for longer than a frozen process would be allowed.
+#[tokio::test]
+async fn a_slow_handler_on_a_living_connection_is_left_alone() {
+    let shop = Shop::open().await;
+    let runs = Arc::new(AtomicU32::new(0));
+    let run_number = Arc::clone(&runs);
+    let ms = Duration::from_millis;
+    let builder = shop
+        .consumer()
+        .response_timeout(ms(600))
+        .claim_after(ms(600));
+    let consumer = run(
+        builder,
+        async move |tx: &Transaction<'_>, message: &Message| {
+            run_number.fetch_add(1, Ordering::SeqCst);
+            tx.execute("SELECT pg_sleep(2)", &[]).await?;
+            tokio::time::sleep(ms(2_000)).await;
+            ship(tx, message).await
+        },
+    );
+    shop.publish("orders", "a").await;
+
+    shop.effects_are(&["a"]).await;
+    shop.nothing_pending().await;
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+    consumer.stop().await;
+}
+
+/// Two members compete for each message, twice on the stream, and all change the same row.
+#[tokio::test]
+async fn members_that_conflict_at_serializable_isolation_lose_nothing() {
+    let shop = Shop::open().await;
+    let sql = format!(
+        "ALTER DATABASE {} SET default_transaction_isolation = 'serializable'",
+        shop.database
+    );
+    shop.db.batch_execute(&sql).await.unwrap();
+    shop.publish_many(100).await;
+    shop.publish_many(100).await;
+    let count = async |tx: &Transaction<'_>, _: &Message| {
+        tx.execute("UPDATE counter SET n = n + 1", &[])
+            .await
+            .map(drop)
+    };
+    let one = run(shop.consumer().order(Order::None), count);
+    let two = run(shop.consumer().order(Order::None), count);
+
+    eventually(DEADLINE, "one hundred", || async {
+        match shop.count("SELECT n::bigint FROM counter").await {
+            100 => Ok(()),
+            other => Err(other),
+        }
+    })
+    .await
+    .unwrap();
+    shop.nothing_pending().await;
+    assert_eq!(shop.count("SELECT n::bigint FROM counter").await, 100);
+    unharmed(&one);
+    unharmed(&two);
+    one.stop().await;
+    two.stop().await;
 }

@@ -202,3 +202,51 @@ async fn an_entry_that_was_set_aside_but_not_acknowledged_is_not_run_again() {
     assert_eq!(shop.dead_letters().await.len(), 1);
     consumer.stop().await;
 }
+
+/// A stream that is none, and one that the user may not read, beside one that is fine.
+#[tokio::test]
+async fn a_stream_that_refuses_does_not_stop_the_others() {
+    let shop = Shop::open().await;
+    let mut connection = shop.redis().await;
+    redis::cmd("SET")
+        .arg(&["outbox:refunds", "no stream"])
+        .query_async::<()>(&mut connection)
+        .await
+        .unwrap();
+    shop.publish("audit", "secret").await;
+    redis::cmd("ACL")
+        .arg(&[
+            "SETUSER",
+            "shop",
+            "on",
+            ">pw",
+            "+@all",
+            "~outbox:orders",
+            "~outbox:refunds",
+        ])
+        .arg(&["~outbox:relay:*", "~outbox:group:*"])
+        .query_async::<()>(&mut connection)
+        .await
+        .unwrap();
+    let url = shop.redis.url().replace("redis://", "redis://shop:pw@");
+    let builder = crate::shop::consumer_at(&shop.postgres_url, &url);
+    let consumer = run(builder.topics(["audit", "orders", "refunds"]), ship);
+    shop.publish_many(10).await;
+    shop.single_effects(10).await;
+    shop.nothing_pending().await;
+
+    redis::cmd("DEL")
+        .arg("outbox:refunds")
+        .query_async::<i64>(&mut connection)
+        .await
+        .unwrap();
+    redis::cmd("ACL")
+        .arg(&["SETUSER", "shop", "allkeys"])
+        .query_async::<()>(&mut connection)
+        .await
+        .unwrap();
+    shop.publish("refunds", "r").await;
+
+    shop.single_effects(12).await;
+    consumer.stop().await;
+}
