@@ -198,7 +198,7 @@ fn an_answer_without_the_long_writer_in_its_list_does_not_count() {
     });
     assert_eq!(
         taken.dead.len(),
-        5 * LONG_TRIPS as usize,
+        usize::try_from(5 * LONG_TRIPS).unwrap(),
         "all of its gaps, now that R asked for them, but not those that 4/4 may fill"
     );
 }
