@@ -9,7 +9,7 @@ use tokio_postgres::{Row, Statement};
 use crate::error::{Error, Result};
 use crate::postgres::{MessageRow, Session, sql};
 use crate::protocol::cursor::Cursor;
-use crate::protocol::log::{Answer, Log, Writer};
+use crate::protocol::log::{Answer, Listed, Log, Question, Writer};
 use crate::protocol::ranges::RangeSet;
 
 /// Ranges of gaps after which the relay stops reading ahead: about a hundred megabytes in all places.
@@ -36,15 +36,22 @@ impl Page {
     }
 }
 
-async fn list_writers(session: &Session, statement: &Statement) -> Result<Vec<Writer>> {
+async fn list_writers(session: &Session, statement: &Statement) -> Result<Vec<Listed>> {
     let rows = session.rows("list the writers", statement, &[]).await?;
-    Ok(rows
-        .iter()
-        .map(|row| Writer {
+    let listed = |row: &Row| Listed {
+        writer: Writer {
             id: row.get(0),
             prepared: row.get(1),
-        })
-        .collect())
+        },
+        xid: row
+            .get::<_, Option<i64>>(2)
+            .and_then(|xid| u32::try_from(xid).ok()),
+    };
+    Ok(rows.iter().map(listed).collect())
+}
+
+fn without_ids(listed: Vec<Listed>) -> Vec<Writer> {
+    listed.into_iter().map(|listed| listed.writer).collect()
 }
 
 /// How far the write-ahead log has come.
@@ -61,6 +68,7 @@ pub(crate) struct Reader {
     log: Log,
     writers: Statement,
     page: Statement,
+    page_with_snapshot: Statement,
     wal: Statement,
     wal_flushed: Statement,
     lie_down: Statement,
@@ -84,6 +92,9 @@ impl Reader {
                 .prepare("prepare the list of writers", sql::WRITERS)
                 .await?,
             page: session.prepare("prepare reading", sql::PAGE).await?,
+            page_with_snapshot: session
+                .prepare("prepare reading", &sql::page_with_snapshot())
+                .await?,
             wal: session.prepare("prepare the flush check", sql::WAL).await?,
             wal_flushed: session
                 .prepare("prepare the flush check", sql::WAL_FLUSHED)
@@ -116,11 +127,6 @@ impl Reader {
         self.limit_rows(self.rows_now.saturating_mul(2));
     }
 
-    /// The open writers of the table.
-    pub(crate) async fn open_writers(&self, session: &Session) -> Result<Vec<Writer>> {
-        list_writers(session, &self.writers).await
-    }
-
     /// Those of `writers` that are still open.
     pub(crate) async fn still_open(
         &self,
@@ -128,7 +134,7 @@ impl Reader {
         mut writers: Vec<Writer>,
     ) -> Result<Vec<Writer>> {
         if !writers.is_empty() {
-            let open = self.open_writers(session).await?;
+            let open = without_ids(list_writers(session, &self.writers).await?);
             writers.retain(|writer| open.contains(writer));
         }
         Ok(writers)
@@ -145,7 +151,7 @@ impl Reader {
         let writers = list_writers(session, &writers);
         let (locked, writers, page) = join3(lie_down, writers, self.trip(session, false)).await;
         let locked = locked?.first().is_some_and(|row| row.get(0));
-        Ok((locked, writers?, page?))
+        Ok((locked, without_ids(writers?), page?))
     }
 
     /// Gives the `asleep` lock back.
@@ -171,46 +177,27 @@ impl Reader {
     ///
     /// A trip that is not expected to find anything asks for the log only once it has.
     pub(crate) async fn trip(&mut self, session: &Session, expect_rows: bool) -> Result<Page> {
-        let question = self.log.question();
-        let rows_now = i64::from(self.rows_now);
-        let new_rows = if question.read_ahead { rows_now } else { 0 };
-        let bytes_max = i64::from(self.bytes_max);
-
+        let question = self.log.short_question();
         let writers: OptionFuture<_> = self
             .log
             .needs_writers()
-            .then(|| self.open_writers(session))
+            .then(|| list_writers(session, &self.writers))
             .into();
-        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 6] = [
-            &question.gaps_lo,
-            &question.gaps_hi,
-            &question.high,
-            &rows_now,
-            &bytes_max,
-            &new_rows,
-        ];
-        let rows = session.rows("read a page", &self.page, &params);
         let wal: OptionFuture<_> = expect_rows.then(|| self.wal(session)).into();
-        let (writers, rows, wal) = join3(writers, rows, wal).await;
+        let (writers, rows, wal) = join3(writers, self.read(session, &question), wal).await;
+        let (mut rows, mut wal) = (rows?, wal.transpose()?);
 
-        match writers.transpose()? {
-            None => self.log.learn_nothing(),
-            Some(writers) => {
-                let last_value = match self.log.meets_prepared(&writers) {
-                    true => Some(
-                        session
-                            .one("read the sequence", sql::LAST_VALUE, &[])
-                            .await?
-                            .get(0),
-                    ),
-                    false => None,
-                };
-                self.log.learn(writers, last_value);
-            }
+        self.learn(session, writers.transpose()?).await?;
+        if !self
+            .log
+            .may_trust(&question, rows.first().and_then(MessageRow::snapshot))
+        {
+            rows = self.read(session, &self.log.question()).await?;
+            wal = None;
         }
-        let page = self.accept(rows?)?;
+        let page = self.accept(rows)?;
         if !page.rows.is_empty() {
-            let wal = match wal.transpose()? {
+            let wal = match wal {
                 Some(wal) => wal,
                 None => self.wal(session).await?,
             };
@@ -219,8 +206,48 @@ impl Reader {
         Ok(page)
     }
 
-    fn accept(&mut self, rows: Vec<Row>) -> Result<Page> {
-        let mut rows: Vec<MessageRow> = rows.into_iter().map(MessageRow::from).collect();
+    /// `R` and `Q`.
+    async fn read(&self, session: &Session, question: &Question) -> Result<Vec<MessageRow>> {
+        let rows_now = i64::from(self.rows_now);
+        let new_rows = if question.read_ahead { rows_now } else { 0 };
+        let bytes_max = i64::from(self.bytes_max);
+        let statement = if question.left_to.is_empty() {
+            &self.page
+        } else {
+            &self.page_with_snapshot
+        };
+        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 6] = [
+            &question.gaps_lo,
+            &question.gaps_hi,
+            &question.high,
+            &rows_now,
+            &bytes_max,
+            &new_rows,
+        ];
+        let rows = session.rows("read a page", statement, &params).await?;
+        Ok(rows.into_iter().map(MessageRow::from).collect())
+    }
+
+    /// Takes `L` into the account, if there was one.
+    async fn learn(&mut self, session: &Session, writers: Option<Vec<Listed>>) -> Result<()> {
+        let Some(writers) = writers else {
+            self.log.learn_nothing();
+            return Ok(());
+        };
+        let last_value = match self.log.meets_prepared(&writers) {
+            true => Some(
+                session
+                    .one("read the sequence", sql::LAST_VALUE, &[])
+                    .await?
+                    .get(0),
+            ),
+            false => None,
+        };
+        self.log.learn(writers, last_value);
+        Ok(())
+    }
+
+    fn accept(&mut self, mut rows: Vec<MessageRow>) -> Result<Page> {
         if let Some(pair) = rows.windows(2).find(|pair| pair[0].id() >= pair[1].id()) {
             return Err(Error::Invariant(format!(
                 "row {} was read after row {}",

@@ -72,16 +72,21 @@ pub(crate) mod sql {
 
     pub(crate) const END_SESSION: &str = "SELECT pg_terminate_backend($1)";
 
-    /// `L`: the open writers. A prepared transaction has no pid. The relay's purge deletes, and fills no gap; it
-    /// is known by a lock of its session and not by its pid, which another backend may have by now.
+    /// `L`: the open writers, each with its transaction id once it has one (the lowest that it holds is the
+    /// top-level one). A prepared transaction has no pid. The relay's purge deletes, and fills no gap; it is
+    /// known by a lock of its session and not by its pid, which another backend may have by now.
     pub(crate) const WRITERS: &str = "
-        SELECT DISTINCT virtualtransaction, pid IS NULL FROM pg_locks
-        WHERE locktype = 'relation' AND relation = 'outbox.messages'::regclass
-          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-          AND mode = 'RowExclusiveLock' AND granted
+        SELECT virtualtransaction, pid IS NULL, min(transactionid::text::bigint)
+        FROM pg_locks
+        WHERE granted
+          AND (locktype = 'relation' AND relation = 'outbox.messages'::regclass AND mode = 'RowExclusiveLock'
+               AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+               OR locktype = 'transactionid' AND mode = 'ExclusiveLock')
           AND (pid IS NULL OR pid <> ALL (ARRAY(
               SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = 1869968482 AND objid = 6
-                AND objsubid = 2 AND granted AND pid IS NOT NULL)))";
+                AND objsubid = 2 AND granted AND pid IS NOT NULL)))
+        GROUP BY virtualtransaction, pid IS NULL
+        HAVING bool_or(locktype = 'relation')";
 
     pub(crate) const LAST_VALUE: &str =
         "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM outbox.messages_id_seq";
@@ -108,6 +113,14 @@ pub(crate) mod sql {
               FROM outbox.messages AS m WHERE m.id > $3::bigint
               ORDER BY m.id LIMIT $6::bigint) AS q
         WHERE total - bytes < $5::bigint";
+
+    /// [`PAGE`], and the snapshot that it was read on.
+    pub(crate) fn page_with_snapshot() -> String {
+        PAGE.replace(
+            "bytes, total\n        FROM",
+            "bytes, total, (SELECT pg_current_snapshot()::text)\n        FROM",
+        )
+    }
 
     /// Rows of one topic ($6) in the ranges $1, $2, as `PAGE` returns them; $3: the last id looked at, $4, $5: limits.
     pub(crate) const BLOCKED_PAGE: &str = "

@@ -93,4 +93,9 @@ impl MessageRow {
     pub(crate) fn running_bytes(&self) -> i64 {
         self.0.get(12)
     }
+
+    /// The snapshot of the statement, where it was asked for.
+    pub(crate) fn snapshot(&self) -> Option<&str> {
+        self.0.try_get(13).ok()
+    }
 }

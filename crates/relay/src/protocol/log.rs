@@ -28,6 +28,15 @@ pub struct Writer {
     pub prepared: bool,
 }
 
+/// A writer as `L` shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Who it is.
+    pub writer: Writer,
+    /// The low 32 bits of its transaction id, once it has one.
+    pub xid: Option<u32>,
+}
+
 /// What a trip asks of the database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Question {
@@ -39,6 +48,9 @@ pub struct Question {
     pub high: i64,
     /// Whether there is room for the gaps that `Q` may open.
     pub read_ahead: bool,
+    /// Transactions that hold the gaps left out of `R`. The answer counts only if its snapshot shows all of
+    /// them as open; see [`Log::may_trust`].
+    pub left_to: Vec<u32>,
 }
 
 /// What the statement of a trip showed, by id and ascending.
@@ -67,6 +79,25 @@ pub struct Taken {
 struct Seen {
     since: u64,
     holds_up_to: i64,
+    xid: Option<u32>,
+}
+
+impl Seen {
+    /// Whether it may fill a gap from `lo` whose first `L` was that of trip `asked`.
+    fn holds(&self, lo: i64, asked: u64) -> bool {
+        self.since <= asked && lo <= self.holds_up_to
+    }
+}
+
+/// Whether a snapshot (`xmin:xmax:xip,…`, as `pg_current_snapshot()` writes it) does not see a transaction's
+/// end. Ids are compared in their low 32 bits: those of transactions that are open are less than 2^31 apart.
+fn is_open(xid: u32, snapshot: &str) -> bool {
+    let low = |id: &str| u32::try_from(id.parse::<u64>().ok()? & u64::from(u32::MAX)).ok();
+    let mut parts = snapshot.split(':').skip(1);
+    let (Some(xmax), Some(open)) = (parts.next().and_then(low), parts.next()) else {
+        return false;
+    };
+    open.split(',').any(|id| low(id) == Some(xid)) || xid.wrapping_sub(xmax) < 1 << 31
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +106,13 @@ struct Gap {
     /// The trip whose `L` was the first after the gap was opened; none before that.
     asked: Option<u64>,
 }
+
+/// Trips that a writer must have stood in `L` before gaps are left to it: those that end sooner would only
+/// make statements be repeated.
+const LONG_TRIPS: u64 = 64;
+
+/// Gaps from which on it is worth leaving some out.
+const LEFT_OUT_MIN: usize = 256;
 
 /// The reader's side of the cursor: how far it has read, and who may still fill which gap.
 #[derive(Clone, Debug)]
@@ -125,20 +163,20 @@ impl Log {
 
     /// Whether `L` shows a prepared writer for the first time: the caller then reads the sequence's
     /// `last_value` *after* this `L`, for [`Log::learn`].
-    pub fn meets_prepared(&self, writers: &[Writer]) -> bool {
+    pub fn meets_prepared(&self, writers: &[Listed]) -> bool {
         writers
             .iter()
-            .any(|writer| writer.prepared && !self.writers.contains_key(writer))
+            .any(|listed| listed.writer.prepared && !self.writers.contains_key(&listed.writer))
     }
 
     /// Starts a trip with its `L`. `last_value` bounds the prepared writers that are new in it.
     ///
     /// May be left out when [`Log::needs_writers`] is false; then nothing was learnt, and the writers
     /// known so far are forgotten, since one of them may have ended and come back.
-    pub fn learn(&mut self, writers: Vec<Writer>, last_value: Option<i64>) {
+    pub fn learn(&mut self, writers: Vec<Listed>, last_value: Option<i64>) {
         self.trip += 1;
         let mut seen = HashMap::with_capacity(writers.len());
-        for writer in writers {
+        for Listed { writer, xid } in writers {
             let holds_up_to = if writer.prepared {
                 last_value.unwrap_or(i64::MAX)
             } else {
@@ -147,9 +185,19 @@ impl Log {
             // Prepared, a transaction goes by another name: this one may stand in the lists before as a
             // backend's, and fill any gap that is open.
             let since = if writer.prepared { 0 } else { self.trip };
-            let first = Seen { since, holds_up_to };
+            let first = Seen {
+                since,
+                holds_up_to,
+                xid,
+            };
             let known = self.writers.get(&writer).copied();
-            seen.insert(writer, known.unwrap_or(first));
+            seen.insert(
+                writer,
+                Seen {
+                    xid,
+                    ..known.unwrap_or(first)
+                },
+            );
         }
         self.writers = seen;
         for gap in self.gaps.values_mut().rev() {
@@ -166,14 +214,56 @@ impl Log {
         self.writers.clear();
     }
 
-    /// What the statement that follows `L` has to ask.
+    /// What the statement that follows `L` has to ask, of all gaps.
     pub fn question(&self) -> Question {
-        Question {
-            gaps_lo: self.gaps.keys().copied().collect(),
-            gaps_hi: self.gaps.values().map(|gap| gap.hi).collect(),
-            high: self.high,
-            read_ahead: self.gaps.len() < self.gap_ranges_max,
+        self.ask(self.gaps.iter(), Vec::new())
+    }
+
+    /// The same without the gaps that are left to long transactions; all gaps where that saves little.
+    pub fn short_question(&self) -> Question {
+        let mut by_age: Vec<&Seen> = self.writers.values().collect();
+        by_age.sort_unstable_by_key(|seen| seen.since);
+        let is_long = |seen: &Seen| seen.xid.is_some() && seen.since + LONG_TRIPS <= self.trip;
+        let long = by_age.iter().take_while(|seen| is_long(seen)).count();
+        let (long, others) = by_age.split_at(long);
+        let first_other = others.first().map_or(u64::MAX, |seen| seen.since);
+        // Everybody who may fill such a gap is among the long ones, and one of them does hold it.
+        let left_out = |(lo, gap): &(&i64, &Gap)| {
+            gap.asked.is_some_and(|asked| {
+                asked < first_other && long.iter().any(|seen| seen.holds(**lo, asked))
+            })
+        };
+        if self.gaps.iter().filter(left_out).count() < LEFT_OUT_MIN {
+            return self.question();
         }
+        let left_to = long.iter().filter_map(|seen| seen.xid).collect();
+        self.ask(self.gaps.iter().filter(|gap| !left_out(gap)), left_to)
+    }
+
+    fn ask<'a>(
+        &self,
+        gaps: impl Iterator<Item = (&'a i64, &'a Gap)>,
+        left_to: Vec<u32>,
+    ) -> Question {
+        let (gaps_lo, gaps_hi) = gaps.map(|(lo, gap)| (*lo, gap.hi)).unzip();
+        let read_ahead = self.gaps.len() < self.gap_ranges_max;
+        Question {
+            gaps_lo,
+            gaps_hi,
+            high: self.high,
+            read_ahead,
+            left_to,
+        }
+    }
+
+    /// Whether an answer to a short question counts: after the `L` of its trip was learnt, all that gaps
+    /// were left to still stand in it, and are open in the snapshot of the statement. An answer without a
+    /// row has no snapshot, and nothing that could be out of order.
+    pub fn may_trust(&self, question: &Question, snapshot: Option<&str>) -> bool {
+        question.left_to.iter().all(|xid| {
+            self.writers.values().any(|seen| seen.xid == Some(*xid))
+                && snapshot.is_none_or(|snapshot| is_open(*xid, snapshot))
+        })
     }
 
     /// Takes the answer to the last question into the account.
@@ -237,10 +327,7 @@ impl Log {
             if oldest.is_some_and(|since| since <= asked) {
                 break;
             }
-            if prepared
-                .iter()
-                .any(|p| p.since <= asked && lo <= p.holds_up_to)
-            {
+            if prepared.iter().any(|p| p.holds(lo, asked)) {
                 continue;
             }
             dead.insert(lo, gap.hi);
@@ -256,130 +343,4 @@ impl Log {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn log() -> Log {
-        Log::new(&Cursor::default(), 1_000)
-    }
-
-    fn writers(ids: &[&str]) -> Vec<Writer> {
-        ids.iter()
-            .map(|id| Writer {
-                id: (*id).to_owned(),
-                prepared: id.starts_with('-'),
-            })
-            .collect()
-    }
-
-    fn trip(log: &mut Log, open: &[&str], late: &[i64], new: &[i64]) -> Vec<(i64, i64)> {
-        log.learn(writers(open), None);
-        log.accept(Answer {
-            late,
-            late_cut: false,
-            new,
-        })
-        .dead
-        .iter()
-        .collect()
-    }
-
-    #[test]
-    fn a_gap_stays_while_a_writer_of_its_first_list_is_open() {
-        let mut log = log();
-        assert_eq!(trip(&mut log, &["3/1"], &[], &[2]), []);
-        assert_eq!(trip(&mut log, &["3/1", "4/1"], &[], &[]), []);
-        assert_eq!(
-            trip(&mut log, &["4/1", "5/1"], &[], &[]),
-            [],
-            "4/1 was open after the gap was seen"
-        );
-        assert_eq!(
-            trip(&mut log, &["5/1"], &[], &[]),
-            [(1, 1)],
-            "5/1 came later: it cannot hold id 1"
-        );
-        assert_eq!(log.gap_ranges(), 0);
-    }
-
-    #[test]
-    fn a_writer_that_ended_and_began_anew_holds_only_later_gaps() {
-        let mut log = log();
-        trip(&mut log, &["3/1"], &[], &[2]);
-        trip(&mut log, &["3/1", "4/1"], &[], &[]);
-        // 3/1 released the lock by rolling back to a savepoint; its id is gone for good.
-        assert_eq!(trip(&mut log, &[], &[], &[]), [(1, 1)]);
-        trip(&mut log, &["3/1"], &[], &[4]);
-        assert_eq!(trip(&mut log, &["3/1"], &[], &[]), []);
-    }
-
-    #[test]
-    fn a_late_row_splits_its_gap_and_both_parts_remember() {
-        let mut log = log();
-        trip(&mut log, &["3/1"], &[], &[10]);
-        trip(&mut log, &["3/1"], &[5], &[]);
-        assert_eq!(log.question().gaps_lo, [1, 6]);
-        assert_eq!(log.question().gaps_hi, [4, 9]);
-        assert_eq!(trip(&mut log, &["9/9"], &[], &[]), [(1, 4), (6, 9)]);
-    }
-
-    #[test]
-    fn a_cut_answer_closes_no_gap_and_takes_no_new_row() {
-        let mut log = log();
-        trip(&mut log, &["3/1"], &[], &[10]);
-        log.learn(writers(&[]), None);
-        let taken = log.accept(Answer {
-            late: &[1, 2],
-            late_cut: true,
-            new: &[11],
-        });
-        assert_eq!(taken, Taken::default());
-        assert_eq!((log.high(), log.lowest_gap()), (10, Some(3)));
-        assert_eq!(trip(&mut log, &[], &[3], &[11]), [(4, 9)]);
-        assert_eq!(log.high(), 11);
-    }
-
-    #[test]
-    fn a_prepared_writer_holds_nothing_drawn_after_it_was_prepared() {
-        let mut log = log();
-        trip(&mut log, &[], &[], &[2]);
-        log.learn(writers(&["-1/77"]), Some(2));
-        log.accept(Answer {
-            late: &[],
-            late_cut: false,
-            new: &[4],
-        });
-        assert_eq!(
-            trip(&mut log, &["-1/77"], &[], &[]),
-            [(3, 3)],
-            "3 was drawn after the prepared writer's last id"
-        );
-        assert_eq!(log.lowest_gap(), Some(1));
-        assert_eq!(trip(&mut log, &[], &[1], &[]), []);
-    }
-
-    #[test]
-    fn a_writer_that_is_prepared_after_its_gap_was_seen_still_holds_it() {
-        let mut log = log();
-        trip(&mut log, &["3/1"], &[], &[2]);
-        assert_eq!(trip(&mut log, &["3/1"], &[], &[]), []);
-        log.learn(writers(&["-1/77"]), Some(2));
-        let taken = log.accept(Answer {
-            late: &[],
-            late_cut: false,
-            new: &[],
-        });
-        assert!(taken.dead.is_empty());
-        assert_eq!(trip(&mut log, &["-1/77"], &[], &[]), []);
-        assert_eq!(trip(&mut log, &[], &[], &[]), [(1, 1)]);
-    }
-
-    #[test]
-    fn too_many_gaps_stop_reading_ahead() {
-        let mut log = Log::new(&Cursor::default(), 2);
-        trip(&mut log, &["3/1"], &[], &[2, 4]);
-        assert!(!log.question().read_ahead);
-        trip(&mut log, &["3/1"], &[1], &[]);
-        assert!(log.question().read_ahead);
-    }
-}
+mod tests;
