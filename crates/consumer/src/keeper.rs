@@ -9,7 +9,7 @@ use std::{
 };
 
 use redis::Script;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -31,6 +31,8 @@ use crate::{
 
 /// How long a planned hand-over waits for entries that have not begun to run.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
+/// How long the keeper waits for Redis at least, before it goes on with the leases.
+const REDIS_MAX_MIN: Duration = Duration::from_millis(700);
 /// Ids in one call of the heartbeat's script.
 const IDS_MAX: usize = 500;
 /// How often members share a stream look for other streams.
@@ -84,15 +86,18 @@ impl Keeper {
 
     /// Keeps until it is dropped: also after the stop signal, while what runs is finished.
     pub(crate) async fn keep(mut self) -> Halt {
-        let mut redis = self.patience.backoff();
+        let (mut redis, mut entries) = (self.patience.backoff(), self.patience.backoff());
         let mut postgres = self.patience.backoff();
         let interval = match self.order {
             Order::PerKey => self.term / 4,
             Order::None => LOOK_INTERVAL.min(self.claim_after / 3),
         };
+        // A Redis that does not answer must not cost us the leases.
+        let redis_max = interval.max(REDIS_MAX_MIN);
         loop {
             let began = Instant::now();
-            let looked = self.look().await;
+            let looked = timeout(redis_max, self.look()).await;
+            let looked = looked.unwrap_or_else(|_| Err(Trouble::redis_silent()));
             if let Some(halt) = self.noted("look at the streams", &mut redis, looked) {
                 return halt;
             }
@@ -106,8 +111,9 @@ impl Keeper {
             if let Some(halt) = self.noted("keep leases", &mut postgres, kept) {
                 return halt;
             }
-            let fresh = self.keep_entries().await;
-            if let Some(halt) = self.noted("keep entries", &mut redis, fresh) {
+            let fresh = timeout(redis_max, self.keep_entries()).await;
+            let fresh = fresh.unwrap_or_else(|_| Err(Trouble::redis_silent()));
+            if let Some(halt) = self.noted("keep entries", &mut entries, fresh) {
                 return halt;
             }
             sleep(interval.saturating_sub(began.elapsed())).await;
@@ -122,7 +128,10 @@ impl Keeper {
         result: Result<(), Trouble>,
     ) -> Option<Halt> {
         match result {
-            Ok(()) => None,
+            Ok(()) => {
+                self.patience.over(doing, backoff);
+                None
+            }
             Err(trouble) => match self.patience.note(doing, backoff, &trouble) {
                 Err(halt @ Halt::Fatal(_)) => Some(halt),
                 Ok(_) | Err(Halt::Stopped | Halt::LeaseLost) => None,

@@ -58,6 +58,7 @@ impl<A: Apply> Member<A> {
             &settings,
             Arc::clone(&inbox),
             control.clone(),
+            queue.clone(),
             handler,
             patience.clone(),
         ));

@@ -183,6 +183,20 @@ impl Queue {
         self.0.work.notify_waiters();
     }
 
+    /// A stream refuses to have its entries acknowledged. They are pending and are to be read again later.
+    pub(crate) fn note_refused(&self, source: &Source) {
+        if let Some(line) = self.lines().by_stream.get_mut(&source.stream) {
+            line.refused = true;
+        }
+    }
+
+    /// Whether a stream has refused since this was asked last.
+    pub(crate) fn has_refused(&self, source: &Arc<Source>) -> bool {
+        let mut lines = self.lines();
+        let line = lines.line_of(source);
+        line.is_some_and(|line| std::mem::take(&mut line.refused))
+    }
+
     /// Whether an entry is in hand.
     pub(crate) fn holds(&self, source: &Arc<Source>, id: &str) -> bool {
         let mut lines = self.lines();

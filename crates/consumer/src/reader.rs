@@ -1,15 +1,9 @@
 //! What a member handles next: what was given out before, and new entries, read into the queue.
 
-use std::{
-    collections::{HashMap, HashSet},
-    convert::Infallible,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
-use futures_util::future::join_all;
 use redis::Cmd;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use tracing::{error, info};
 
 use crate::{
@@ -21,17 +15,19 @@ use crate::{
     message::Source,
     patience::{Halt, Patience},
     queue::{Delivery, Item, Queue},
-    recovery::{Search, Step},
     replies::{self, Delivered},
     trouble::Trouble,
 };
+
+mod pending;
+mod progress;
+
+use progress::Progress;
 
 /// How long a stop waits for Redis to end a blocking read.
 const UNBLOCK_MAX: Duration = Duration::from_millis(500);
 /// How long nothing is looked at while there is nothing to read or no room.
 const IDLE_MAX: Duration = Duration::from_millis(500);
-/// How long a stream that refuses is left alone.
-const REFUSED_PAUSE: Duration = Duration::from_secs(3);
 
 /// Reads as one member of the group, on a connection of its own.
 pub(crate) struct Reader {
@@ -46,16 +42,6 @@ pub(crate) struct Reader {
     block: Duration,
     claim_after: Duration,
     progress: HashMap<String, Progress>,
-}
-
-/// Where the reader is in one term of a stream.
-struct Progress {
-    source: Arc<Source>,
-    search: Search,
-    /// Read for the first time, but left in Redis because older entries had to be claimed first.
-    first: HashSet<String>,
-    refused_until: Option<Instant>,
-    refusals: u64,
 }
 
 impl Reader {
@@ -176,35 +162,6 @@ impl Reader {
         }
     }
 
-    /// The streams to look at now. What is known of others is forgotten.
-    fn sources(&mut self) -> Vec<Arc<Source>> {
-        let now = Instant::now();
-        let all = self.queue.readable();
-        self.progress.retain(|_, progress| {
-            all.iter()
-                .any(|source| Arc::ptr_eq(source, &progress.source))
-        });
-        let interval = self.claim_after / 2;
-        all.into_iter()
-            .filter(|source| {
-                let progress = self
-                    .progress
-                    .entry(source.stream.clone())
-                    .or_insert_with(|| Progress {
-                        source: Arc::clone(source),
-                        search: Search::new(source.epoch.is_some(), interval),
-                        first: HashSet::new(),
-                        refused_until: None,
-                        refusals: 0,
-                    });
-                if progress.refused_until.is_some_and(|until| until <= now) {
-                    progress.refused_until = None;
-                }
-                progress.refused_until.is_none()
-            })
-            .collect()
-    }
-
     async fn idle(&self) {
         let wait = timeout(IDLE_MAX, async {
             tokio::select! {
@@ -215,105 +172,6 @@ impl Reader {
         });
         // The end of the time is as good a reason to look again.
         let _ = wait.await;
-    }
-
-    /// Leaves a stream alone that refuses, so that the others go on.
-    fn unless_refused<T>(
-        &mut self,
-        source: &Source,
-        result: Result<T, Trouble>,
-    ) -> Result<Option<T>, Trouble> {
-        let Some(progress) = self.progress.get_mut(&source.stream) else {
-            return result.map(Some);
-        };
-        match result {
-            Ok(value) => {
-                progress.refusals = 0;
-                Ok(Some(value))
-            }
-            Err(trouble) if trouble.fault == Fault::RedisForbids => {
-                progress.refused_until = Some(Instant::now() + REFUSED_PAUSE);
-                progress.refusals += 1;
-                progress.search.restart();
-                if progress.refusals.is_power_of_two() {
-                    error!(stream = source.stream, tries = progress.refusals, error = %trouble, "stream refused; the others go on");
-                }
-                Ok(None)
-            }
-            Err(trouble) => Err(trouble),
-        }
-    }
-
-    /// One step of the search in a stream. Returns whether there is more to do at once.
-    async fn search(&mut self, source: &Arc<Source>, room: usize) -> Result<bool, Trouble> {
-        let now = Instant::now();
-        let Some(step) = self.progress[&source.stream].search.step(now) else {
-            return Ok(false);
-        };
-        self.queue.begin_read(std::slice::from_ref(source));
-        let taken = self.take_step(source, step, room).await;
-        self.queue.end_read(std::slice::from_ref(source));
-        match taken {
-            // A stream or a group that is new: there is nothing to search.
-            Err(trouble) if trouble.fault == Fault::GroupGone => {
-                self.make_group(source).await?;
-                Ok(true)
-            }
-            Err(trouble) => Err(trouble),
-            Ok(()) => {
-                let search = &self.progress[&source.stream].search;
-                Ok(search.step(Instant::now()).is_some())
-            }
-        }
-    }
-
-    async fn take_step(
-        &mut self,
-        source: &Arc<Source>,
-        step: Step,
-        room: usize,
-    ) -> Result<(), Trouble> {
-        match step {
-            Step::Look => {
-                let held = self.held_by_others(std::slice::from_ref(source)).await?;
-                self.search_of(source).others_hold(held[0] > 0);
-            }
-            Step::Own { after } => {
-                let mut command = self.read_group(room, None);
-                command.arg("STREAMS").arg(&source.stream).arg(after);
-                let delivered = replies::read_group(self.control.query(&command).await?)?
-                    .pop()
-                    .map(|(_, delivered)| delivered)
-                    .unwrap_or_default();
-                let last = last_id(&delivered).map(str::to_owned);
-                self.deliver(source, delivered, Delivery::Again).await?;
-                self.search_of(source).read_own(last.as_deref());
-            }
-            Step::Claim { cursor } => {
-                let min_idle = match source.epoch {
-                    Some(_) => 0,
-                    None => milliseconds(self.claim_after),
-                };
-                let mut command = redis::cmd("XAUTOCLAIM");
-                command
-                    .arg(&source.stream)
-                    .arg(&self.group)
-                    .arg(&self.name)
-                    .arg(min_idle);
-                command
-                    .arg(cursor)
-                    .arg("COUNT")
-                    .arg(room.clamp(1, self.batch));
-                let (cursor, delivered) = replies::auto_claim(self.control.query(&command).await?)?;
-                let claimed = self.deliver(source, delivered, Delivery::Again).await?;
-                if claimed > 0 && source.epoch.is_none() {
-                    self.note_claimed(source, claimed);
-                }
-                self.search_of(source).claimed(cursor, Instant::now());
-            }
-            Step::Rest { .. } => {}
-        }
-        Ok(())
     }
 
     async fn read_new(
@@ -393,41 +251,6 @@ impl Reader {
         Ok(())
     }
 
-    /// How many entries of each stream other members hold. Only the owner may ask: it claims them.
-    async fn held_by_others(&self, sources: &[Arc<Source>]) -> Result<Vec<usize>, Trouble> {
-        if sources.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mut counts = Vec::with_capacity(sources.len());
-        // All are sent before the first reply is waited for.
-        let replies = join_all(sources.iter().map(async |source| {
-            let mut command = redis::cmd("XPENDING");
-            command.arg(&source.stream).arg(&self.group);
-            self.control.query(&command).await
-        }))
-        .await;
-        for (source, reply) in sources.iter().zip(replies) {
-            let holders = replies::pending_by_member(reply?)?;
-            let others = holders.iter().filter(|(name, _)| *name != self.name);
-            let held = others.map(|(_, held)| held).sum();
-            if held > 0 {
-                self.note_claimed(source, held);
-            }
-            counts.push(held);
-        }
-        Ok(counts)
-    }
-
-    fn note_claimed(&self, source: &Source, entries: usize) {
-        info!(
-            stream = source.stream,
-            entries, "claimed entries left pending"
-        );
-        self.patience
-            .counters
-            .add(&source.stream, Count::Claimed, entries);
-    }
-
     /// Puts entries into the queue, but for those that it has already. Returns how many are new to it.
     async fn deliver(
         &mut self,
@@ -494,13 +317,6 @@ impl Reader {
         }
     }
 
-    fn search_of(&mut self, source: &Source) -> &mut Search {
-        let progress = self.progress.get_mut(&source.stream);
-        &mut progress
-            .expect("a stream that is read has its progress")
-            .search
-    }
-
     fn read_group(&self, room: usize, block: Option<Duration>) -> Cmd {
         let mut command = redis::cmd("XREADGROUP");
         command
@@ -514,18 +330,6 @@ impl Reader {
         }
         command
     }
-}
-
-/// The highest id of a read. Living and lost entries come in one order but are kept apart.
-fn last_id(delivered: &Delivered) -> Option<&str> {
-    let living = delivered.entries.last().map(|entry| entry.id.as_str());
-    let lost = delivered.lost.last().map(String::as_str);
-    living.into_iter().chain(lost).max_by_key(|id| id_parts(id))
-}
-
-fn id_parts(id: &str) -> (u64, u64) {
-    let (time, sequence) = id.split_once('-').unwrap_or((id, "0"));
-    (time.parse().unwrap_or(0), sequence.parse().unwrap_or(0))
 }
 
 async fn unblock(control: &Link, reader_id: Option<i64>) {
@@ -542,24 +346,4 @@ pub(crate) fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis())
         .unwrap_or(u64::MAX)
         .max(1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::replies::Entry;
-
-    #[test]
-    fn the_last_id_is_compared_as_numbers() {
-        let entry = |id: &str| Entry {
-            id: id.to_owned(),
-            fields: Vec::new(),
-        };
-        let delivered = Delivered {
-            entries: vec![entry("9-1"), entry("9-2")],
-            lost: vec!["10-0".to_owned()],
-        };
-        assert_eq!(last_id(&delivered), Some("10-0"));
-        assert_eq!(last_id(&Delivered::default()), None);
-    }
 }

@@ -46,6 +46,12 @@ impl Trouble {
         Self::new(Origin::Library, Fault::LeaseLost, text)
     }
 
+    /// Redis has not answered in time.
+    pub(crate) fn redis_silent() -> Self {
+        let text = "Redis did not answer in time";
+        Self::new(Origin::Library, Fault::RedisSilent, text)
+    }
+
     /// Postgres has not answered in time.
     pub(crate) fn postgres_silent() -> Self {
         Self::new(

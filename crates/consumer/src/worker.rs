@@ -18,7 +18,7 @@ use crate::{
     link::Link,
     message::{Malformed, Source},
     patience::{Halt, Patience},
-    queue::{Delivery, Item, Parcel},
+    queue::{Delivery, Item, Parcel, Queue},
     replies::Entry,
     trouble::Trouble,
 };
@@ -40,6 +40,7 @@ pub(crate) struct Worker<A> {
     pub(crate) inbox: Arc<Inbox>,
     /// Acknowledges.
     control: Link,
+    queue: Queue,
     pub(crate) handler: A,
     pub(crate) max_attempts: u32,
     pub(crate) retry: Pace,
@@ -52,12 +53,14 @@ impl<A: Apply> Worker<A> {
         settings: &Settings,
         inbox: Arc<Inbox>,
         control: Link,
+        queue: Queue,
         handler: A,
         patience: Patience,
     ) -> Self {
         Self {
             inbox,
             control,
+            queue,
             handler,
             max_attempts: settings.max_attempts,
             retry: settings.retry,
@@ -320,6 +323,11 @@ impl<A: Apply> Worker<A> {
                     let wait = self
                         .patience
                         .note("acknowledge entries", &mut backoff, &trouble)?;
+                    if trouble.decision() == Decision::Misconfigured {
+                        // Other streams must not wait for this one. The reader finds the entries again.
+                        self.queue.note_refused(source);
+                        return Ok(());
+                    }
                     tokio::time::sleep(wait).await;
                 }
             }

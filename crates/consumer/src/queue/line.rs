@@ -59,6 +59,7 @@ pub(super) struct Line {
     running: usize,
     closed_at: Option<Instant>,
     pub(super) being_read: bool,
+    pub(super) refused: bool,
     pub(super) lease_until: Option<Instant>,
     pub(super) bytes: usize,
 }
@@ -127,6 +128,7 @@ impl Line {
             running: 0,
             closed_at: None,
             being_read: false,
+            refused: false,
             lease_until: None,
             bytes: 0,
         }
@@ -212,10 +214,12 @@ impl Line {
         for id in &ticket.ids {
             self.ids.remove(id);
         }
-        let kept = unsettled.into_iter().rev();
-        for item in kept.filter(|item| self.closed_at.is_none() || item.not_before.is_none()) {
+        for item in unsettled.into_iter().rev() {
             self.ids.insert(item.id().to_owned());
             self.waiting.push_front(item);
+        }
+        if self.closed_at.is_some() {
+            self.let_go_of_what_must_wait(Instant::now());
         }
         self.bytes = self.waiting.iter().map(Item::bytes).sum();
     }
@@ -226,6 +230,11 @@ impl Line {
             return;
         }
         self.closed_at = Some(now);
+        self.let_go_of_what_must_wait(now);
+    }
+
+    /// Leaves to the next owner what is not due, and with it all that comes after it with the same key.
+    fn let_go_of_what_must_wait(&mut self, now: Instant) {
         let mut passed: HashSet<String> = HashSet::new();
         let waiting = std::mem::take(&mut self.waiting);
         for item in waiting {

@@ -131,6 +131,23 @@ fn a_stream_is_drained_when_nothing_runs_waits_or_is_being_read() {
 }
 
 #[test]
+fn what_follows_a_failure_is_left_to_the_next_owner_with_it() {
+    let (queue, source) = queue(2, 1);
+    let items = [("1", "a"), ("2", "b"), ("3", "a"), ("4", "b")];
+    let items = items.map(|(id, key)| item(&source, id, Some(key)));
+    queue.add(&source, items.into());
+    let Batch { mut items, ticket } = take(&queue).unwrap();
+    queue.close("orders");
+    let later = Instant::now() + Duration::from_secs(60);
+    let failed = items.remove(0).not_before(later);
+    queue.finish(ticket, vec![failed]);
+    let rest = take(&queue).unwrap();
+    assert_eq!(ids(&rest), ["4"]);
+    queue.finish(rest.ticket, Vec::new());
+    assert!(queue.is_drained("orders"));
+}
+
+#[test]
 fn what_is_left_of_an_earlier_term_is_not_mixed_with_the_next() {
     let (queue, old) = queue(1, 1);
     queue.add(&old, vec![item(&old, "1", Some("a"))]);

@@ -140,7 +140,7 @@ async fn a_refused_acknowledgement_is_tried_until_it_passes() {
     shop.publish("orders", "a").await;
     let consumer = run(shop.consumer(), ship);
     eventually(DEADLINE, "refusals", || async {
-        consumer.counters.snapshot().outages > 5
+        consumer.counters.snapshot().outages > 2
     })
     .await
     .unwrap();
