@@ -17,6 +17,7 @@ mod ownership;
 mod partitions;
 mod processes;
 mod recovery;
+mod redis_inbox;
 mod retried_letters;
 mod shop;
 mod starting;
