@@ -363,14 +363,14 @@ impl std::fmt::Debug for Builder {
     }
 }
 
-fn refused(field: &'static str, problem: impl Into<String>) -> Error {
+pub(crate) fn refused(field: &'static str, problem: impl Into<String>) -> Error {
     Error::Setting {
         field,
         problem: problem.into(),
     }
 }
 
-fn check(field: &'static str, holds: bool, problem: &str) -> Result<(), Error> {
+pub(crate) fn check(field: &'static str, holds: bool, problem: &str) -> Result<(), Error> {
     if holds {
         Ok(())
     } else {
@@ -378,7 +378,7 @@ fn check(field: &'static str, holds: bool, problem: &str) -> Result<(), Error> {
     }
 }
 
-fn check_name(field: &'static str, name: &str) -> Result<(), Error> {
+pub(crate) fn check_name(field: &'static str, name: &str) -> Result<(), Error> {
     let fits = (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
     check(
         field,
@@ -387,7 +387,7 @@ fn check_name(field: &'static str, name: &str) -> Result<(), Error> {
     )
 }
 
-fn check_topic(topic: &str) -> Result<(), Error> {
+pub(crate) fn check_topic(topic: &str) -> Result<(), Error> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     let fits = (1..=NAME_BYTES_MAX).contains(&topic.len()) && topic.bytes().all(allowed);
     if fits {
@@ -408,7 +408,7 @@ fn check_pace(field: &'static str, pace: Pace) -> Result<(), Error> {
     )
 }
 
-fn default_name() -> String {
+pub(crate) fn default_name() -> String {
     let host = std::env::var("HOSTNAME")
         .ok()
         .or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok())

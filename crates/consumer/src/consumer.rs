@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use deadpool_postgres::{Pool, Transaction};
-use tokio::{runtime::Handle, sync::oneshot};
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument as _, Span, instrument::WithSubscriber as _, warn};
+use tracing::warn;
 
 use crate::{
     Builder, Counters, Error, HandlerError, Message,
     builder::Settings,
     handler::{Apply, Closure, Handler, PerBatch, PerMessage},
     member::Member,
+    own_thread::on_own_thread,
     patience::Patience,
 };
 
@@ -144,35 +144,15 @@ impl Consumer {
         self.drive(handler, shutdown).await
     }
 
-    /// Runs the member on a thread of its own. Whether the future of an async closure is `Send` cannot be
-    /// written down in stable Rust, and this way it need not be.
     async fn drive<A>(self, handler: A, shutdown: impl Future<Output = ()>) -> Result<(), Error>
     where
         A: Apply + Send + 'static,
     {
-        let stop = CancellationToken::new();
-        let abandoned = CancellationToken::new();
-        let _abandon_on_drop = abandoned.clone().drop_guard();
-        let (done, mut ended) = oneshot::channel();
-        let runtime = Handle::current();
-        let span = Span::current();
-        let dispatch = tracing::dispatcher::get_default(Clone::clone);
-        let thread_stop = stop.clone();
-        std::thread::Builder::new()
-            .name("outbox-consumer".to_owned())
-            .spawn(move || {
-                let supervised = self.supervise(handler, thread_stop, abandoned);
-                let result =
-                    runtime.block_on(supervised.instrument(span).with_subscriber(dispatch));
-                // Nobody listens any more if the future was dropped.
-                let _ = done.send(result);
-            })
-            .map_err(Error::Thread)?;
-        tokio::select! {
-            result = &mut ended => return result.unwrap_or(Err(Error::Ended)),
-            () = shutdown => stop.cancel(),
-        }
-        ended.await.unwrap_or(Err(Error::Ended))
+        on_own_thread(
+            move |stop, abandoned| self.supervise(handler, stop, abandoned),
+            shutdown,
+        )
+        .await
     }
 
     async fn supervise<A: Apply>(

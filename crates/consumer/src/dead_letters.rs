@@ -173,7 +173,7 @@ impl<'a> Letter<'a> {
 }
 
 /// The fields as a JSON list of pairs. Bytes that are no UTF-8 are given as `{"hex": …}`.
-fn entry_json(entry: &Entry) -> String {
+pub(crate) fn entry_json(entry: &Entry) -> String {
     let pairs: Vec<serde_json::Value> = entry
         .fields
         .iter()

@@ -102,7 +102,7 @@ impl History {
     pub(crate) async fn keep(
         &self,
         inbox: &Inbox,
-        link: &mut Link,
+        link: &Link,
         survey: &Survey,
     ) -> Result<bool, Trouble> {
         let known = self.known(link).await?;
@@ -179,7 +179,7 @@ impl History {
     }
 
     /// What Redis knows; nothing where it is not readable, as if it were lost.
-    async fn known(&self, link: &mut Link) -> Result<Option<Past>, Trouble> {
+    async fn known(&self, link: &Link) -> Result<Option<Past>, Trouble> {
         let mut get = redis::cmd("HMGET");
         get.arg(&self.key)
             .arg(&["system_id", "timeline", "branch", "mark"]);
@@ -207,7 +207,7 @@ impl History {
 
     async fn set_back(
         &self,
-        link: &mut Link,
+        link: &Link,
         survey: &Survey,
         own: Option<&Own>,
         why: &str,

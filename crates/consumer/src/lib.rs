@@ -55,12 +55,14 @@ mod link;
 mod member;
 mod message;
 pub mod metric_names;
+mod own_thread;
 mod patience;
 mod queries;
 mod queue;
 mod reader;
 mod recovery;
 mod redelivery;
+mod redis_inbox;
 mod replies;
 mod router;
 mod silence;
@@ -81,6 +83,7 @@ pub use crate::{
     handler_error::HandlerError,
     handler_times::HandlerTimes,
     message::Message,
+    redis_inbox::RedisInbox,
     router::Router,
 };
 /// The transaction that a handler writes with, which also records the message as applied.

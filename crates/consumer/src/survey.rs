@@ -98,7 +98,7 @@ pub(crate) struct Survey {
 impl Survey {
     /// Looks at the streams one after the other. A stream without the group, or that refuses, is left out.
     pub(crate) async fn take(
-        link: &mut Link,
+        link: &Link,
         group: &str,
         streams: &[String],
     ) -> Result<Self, Trouble> {
@@ -134,7 +134,7 @@ fn is_answer(fault: Fault) -> bool {
 /// The pending entries are looked at after the last delivered one: what is acknowledged in between is settled, and
 /// what is delivered in between lies above.
 async fn standing(
-    link: &mut Link,
+    link: &Link,
     group: &str,
     stream: &str,
     redis_ms: u64,
@@ -186,7 +186,7 @@ fn id(text: &str) -> Result<EntryId, Trouble> {
 }
 
 pub(crate) async fn ask<T: FromRedisValue>(
-    link: &mut Link,
+    link: &Link,
     command: &redis::Cmd,
 ) -> Result<T, Trouble> {
     let reply = link.query(command).await?;

@@ -84,7 +84,7 @@ impl Upkeep {
     }
 
     async fn try_to_begin(&mut self) -> Result<Result<bool, Error>, Trouble> {
-        let published = Published::read(&mut self.link, &self.stream_prefix).await?;
+        let published = Published::read(&self.link, &self.stream_prefix).await?;
         if let Err(error) = self.window.check(published) {
             return Ok(Err(error));
         }
@@ -126,19 +126,17 @@ impl Upkeep {
     /// Notes how far the group is behind, and compares histories. False while another member does the latter.
     async fn look_around(&mut self) -> Result<bool, Trouble> {
         let streams = self.topics.all().await?;
-        let survey = Survey::take(&mut self.link, &self.group, &streams).await?;
+        let survey = Survey::take(&self.link, &self.group, &streams).await?;
         for (stream, standing) in &survey.streams {
             self.counters.set_lag(stream, standing.lag);
         }
-        self.history
-            .keep(&self.inbox, &mut self.link, &survey)
-            .await
+        self.history.keep(&self.inbox, &self.link, &survey).await
     }
 
     /// Deletes what nobody needs any more, in small transactions.
     async fn purge(&mut self) -> Result<(), Trouble> {
         // Without the relay's word it is not known what can still come.
-        let published = Published::read(&mut self.link, &self.stream_prefix).await?;
+        let published = Published::read(&self.link, &self.stream_prefix).await?;
         let keep = self.window.keep(published);
         if self.window.check(published).is_err() {
             warn!(

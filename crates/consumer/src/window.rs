@@ -23,7 +23,7 @@ pub(crate) struct Published {
 
 impl Published {
     /// Reads the relay's marker.
-    pub(crate) async fn read(link: &mut Link, stream_prefix: &str) -> Result<Self, Trouble> {
+    pub(crate) async fn read(link: &Link, stream_prefix: &str) -> Result<Self, Trouble> {
         let mut get = redis::cmd("HMGET");
         get.arg(format!("{stream_prefix}relay:marker"))
             .arg(&["retention_ms", "stream_max_age_ms"]);

@@ -18,6 +18,7 @@ mod ownership;
 mod partitions;
 mod processes;
 mod recovery;
+mod redis_inbox;
 mod retried_letters;
 mod shop;
 mod starting;
