@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use outbox_consumer::{HandlerError, Message, Order, Router, Transaction};
+use outbox_consumer::{HandlerError, Message, Router, Transaction};
 use outbox_testkit::eventually;
 use tokio::{sync::oneshot, time::Instant};
 
@@ -153,9 +153,7 @@ async fn the_lag_of_the_group_is_known_in_entries_and_in_time() {
     let opened = Arc::new(tokio::sync::Mutex::new(Some(opened)));
 
     // Holds the first batch until it is told to go on.
-    // An owner would take over what the dead member holds at once.
-    let builder = shop.consumer().order(Order::None);
-    let builder = builder.claim_after(Duration::from_secs(600));
+    let builder = shop.consumer().claim_after(Duration::from_secs(600));
     let consumer = run(builder, async move |tx, message| {
         if let Some(opened) = opened.lock().await.take() {
             let _ = opened.await;
