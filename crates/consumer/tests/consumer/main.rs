@@ -5,6 +5,7 @@
     reason = "the helpers of a test fail like the test"
 )]
 
+mod chaos;
 mod database_restores;
 mod delivery;
 mod failures;
