@@ -21,8 +21,8 @@ use crate::{
 /// undone when the transaction is, and is done again when the message comes again. It must not commit
 /// or roll back that transaction. If it fails, all of the transaction is rolled back.
 ///
-/// One member applies its batches one after the other, in the order of each stream, and uses one
-/// connection of the pool. For more throughput, run several members.
+/// A member applies one batch at a time for each of its [lanes](Builder::lanes), and uses one connection of the pool for
+/// each and three more. For more throughput, run several members, or more lanes.
 #[must_use = "a consumer does nothing until it is run"]
 pub struct Consumer {
     settings: Settings,

@@ -24,14 +24,19 @@
 //!
 //! The files in the order of a message's way:
 //!
-//! 1. `builder.rs`, `consumer.rs`: the settings, and what runs a consumer and stops it.
-//! 2. `member.rs`: the loop of one member of the group.
-//! 3. `reader.rs`, `recovery.rs`, `link.rs`, `replies.rs`: what is handled next, and how it is had from Redis.
-//! 4. `message.rs`: a stream entry as a message.
-//! 5. `worker.rs`: a batch until each of its messages is settled.
-//! 6. `inbox.rs`, `handler.rs`: the transaction that makes a message take effect once.
-//! 7. `failures.rs`, `dead_letters.rs`: attempts that are counted, and what is set aside.
-//! 8. `decision.rs`: what an error means. `patience.rs`, `backoff.rs`, `trouble.rs`, `queries.rs`, `counters.rs`, `error.rs`.
+//! 1. `builder.rs`, `consumer.rs`, `own_thread.rs`: the settings, and what runs a consumer and stops it.
+//! 2. `member.rs`: one member of the group, made of the parts below.
+//! 3. `keeper.rs`: what the member has. `topics.rs`, `layout.rs`: the streams there are; `leases.rs`, `spread.rs`: whose they
+//!    are.
+//! 4. `reader.rs`, `recovery.rs`, `link.rs`, `replies.rs`: what is handled next, and how it is had from Redis.
+//! 5. `message.rs`: a stream entry as a message.
+//! 6. `queue.rs`, `lane.rs`: what is in hand, and what of it may run at the same time.
+//! 7. `worker.rs`: a batch until each of its messages is settled.
+//! 8. `inbox.rs`, `gate.rs`, `handler.rs`, `silence.rs`: the transaction that makes a message take effect once.
+//! 9. `failures.rs`, `dead_letters.rs`, `redelivery.rs`: attempts that are counted, what is set aside, and what is tried again.
+//! 10. `upkeep.rs`, `survey.rs`, `history.rs`, `window.rs`: beside the messages: lag, restored databases, the purge.
+//! 11. `redis_inbox.rs`: the inbox without Postgres.
+//! 12. `decision.rs`: what an error means. `patience.rs`, `backoff.rs`, `trouble.rs`, `queries.rs`, `counters.rs`, `error.rs`.
 
 mod backoff;
 mod builder;

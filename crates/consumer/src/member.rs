@@ -163,16 +163,18 @@ impl<A: Apply> Member<A> {
             }
         }
         backoff.reset();
-        while self.settings.order == Order::PerKey {
+        if self.settings.order == Order::None {
+            return Ok(());
+        }
+        loop {
             match self.inbox.begin_anew().await {
-                Ok(()) => break,
+                Ok(()) => return Ok(()),
                 Err(trouble) => {
                     self.wait_to_start("Postgres", &mut backoff, &trouble)
                         .await?
                 }
             }
         }
-        Ok(())
     }
 
     async fn wait_to_start(

@@ -62,7 +62,7 @@ struct Lines {
     /// The order in which the streams get their turn.
     turns: VecDeque<String>,
     /// How long one message takes on a lane, smoothed; none until the first was settled.
-    seconds_per_message: Option<f64>,
+    time_per_message: Option<Duration>,
 }
 
 impl Queue {
@@ -295,9 +295,10 @@ impl Queue {
         let settled = ticket.ids.len() - unsettled.len();
         let mut lines = self.lines();
         if settled > 0 {
-            let each = ticket.began.elapsed().as_secs_f64() / settled as f64;
-            let before = lines.seconds_per_message.unwrap_or(each);
-            lines.seconds_per_message = Some(before * 0.8 + each * 0.2);
+            let settled = u32::try_from(settled).unwrap_or(u32::MAX);
+            let each = ticket.began.elapsed() / settled;
+            let before = lines.time_per_message.unwrap_or(each);
+            lines.time_per_message = Some((before * 4 + each) / 5);
         }
         if let Some(line) = lines.line_of(&ticket.source) {
             line.take_back(&ticket, unsettled);
@@ -330,9 +331,10 @@ impl Lines {
 
     /// How many messages can start on one lane within half the claim time.
     fn start_in_time(&self, bounds: Bounds) -> Option<usize> {
-        let seconds = bounds.claim_after.as_secs_f64() / 2.0 / self.seconds_per_message?;
+        let each = self.time_per_message?.as_nanos().max(1);
+        let count = bounds.claim_after.as_nanos() / 2 / each;
         // At least one: a handler that takes longer than the claim time is kept alive by the keeper.
-        Some((seconds as usize).max(1))
+        Some(usize::try_from(count).unwrap_or(usize::MAX).max(1))
     }
 
     fn take(&mut self, bounds: Bounds, now: Instant) -> Option<Batch> {

@@ -165,7 +165,7 @@ fn what_is_left_of_an_earlier_term_is_not_mixed_with_the_next() {
 fn no_more_is_read_ahead_than_can_start_in_half_the_claim_time() {
     let (queue, source) = queue(100, 1);
     assert_eq!(queue.room(), 200);
-    queue.lines().seconds_per_message = Some(3.0);
+    queue.lines().time_per_message = Some(Duration::from_secs(3));
     assert_eq!(queue.room(), 10);
     queue.add(&source, vec![item(&source, "1", None)]);
     assert_eq!(queue.room(), 9);

@@ -237,7 +237,7 @@ impl Shop {
 }
 
 pub(crate) fn pool(postgres_url: &str) -> Pool {
-    pool_of(postgres_url, 4)
+    pool_of(postgres_url, 8)
 }
 
 pub(crate) fn pool_of(postgres_url: &str, connections_max: usize) -> Pool {

@@ -197,3 +197,30 @@ async fn a_dropped_consumer_rolls_back_what_it_ran() {
     shop.nothing_pending().await;
     next.stop().await;
 }
+
+/// The running batch has committed and cannot be acknowledged any more.
+#[tokio::test]
+async fn a_stop_in_the_middle_of_a_thousand_with_a_frozen_redis_doubles_nothing() {
+    let shop = Shop::open().await;
+    shop.publish_many(1_000).await;
+    let builder = || shop.consumer().lanes(1).grace(Duration::from_secs(2));
+    let consumer = run(builder(), ship);
+    eventually(DEADLINE, "the middle", || async {
+        shop.count("SELECT count(*) FROM effects").await >= 200
+    })
+    .await
+    .unwrap();
+
+    shop.redis.pause().await.unwrap();
+    let started = Instant::now();
+    consumer.stop().await;
+    let stopped = started.elapsed();
+    shop.redis.resume().await.unwrap();
+
+    assert!(stopped < Duration::from_secs(6), "{stopped:?}");
+    let next = run(builder(), ship);
+    shop.single_effects(1_000).await;
+    shop.nothing_pending().await;
+    assert!(shop.dead_letters().await.is_empty());
+    next.stop().await;
+}
