@@ -250,7 +250,7 @@ impl Builder {
     }
 
     /// What becomes of later messages of the same ordering key when one becomes a dead letter. All members of a group
-    /// must say the same. Default: [`OnDeadLetter::Continue`].
+    /// must say the same. `HoldKey` needs [`Order::PerKey`]. Default: [`OnDeadLetter::Continue`].
     pub fn on_dead_letter(mut self, then: OnDeadLetter) -> Self {
         self.on_dead_letter = then;
         self
@@ -315,6 +315,12 @@ impl Builder {
             "response_timeout",
             !self.response_timeout.is_zero(),
             "must be longer than 0",
+        )?;
+        // Without one owner of a key, a later message may run while its dead letter is being made.
+        check(
+            "on_dead_letter",
+            self.order == Order::PerKey || self.on_dead_letter == OnDeadLetter::Continue,
+            "HoldKey needs Order::PerKey",
         )?;
         for (field, retention) in [
             ("inbox_retention", self.inbox_retention),
