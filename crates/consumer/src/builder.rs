@@ -243,7 +243,7 @@ impl Builder {
     }
 
     /// What becomes of later messages of the same ordering key when one becomes a dead letter. All members of a group
-    /// must say the same. Default: [`OnDeadLetter::Continue`].
+    /// must say the same. `HoldKey` needs [`Order::PerKey`]. Default: [`OnDeadLetter::Continue`].
     pub fn on_dead_letter(mut self, then: OnDeadLetter) -> Self {
         self.on_dead_letter = then;
         self

@@ -42,16 +42,28 @@ impl Gate {
     }
 }
 
+/// How a batch was sorted out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Sorted {
+    /// Messages that may run; they come first.
+    pub(crate) run: usize,
+    /// Messages that are dead letters now.
+    pub(crate) dead: usize,
+    /// Messages that wait for a dead letter of their key now.
+    pub(crate) waiting: usize,
+}
+
 impl Inbox {
-    /// Moves the messages that may run to the front, in their order, and returns how many they are. The others are
-    /// dead letters when the transaction commits, unless they were applied before.
+    /// Moves the messages that may run to the front, in their order. The others stand in the table of dead letters when
+    /// the transaction commits, unless they were applied before.
     ///
     /// Without old messages and without `HoldKey` it asks Postgres nothing.
     pub(crate) async fn sort_out(
         &self,
         tx: &Transaction<'_>,
         messages: &mut Vec<Message>,
-    ) -> Result<usize, Trouble> {
+    ) -> Result<Sorted, Trouble> {
+        let mut sorted = Sorted::default();
         let now = OffsetDateTime::now_utc();
         let mut aside = Vec::new();
         if messages
@@ -69,7 +81,8 @@ impl Inbox {
                 });
             }
             for message in &aside {
-                self.put_aside(tx, message, LetterState::Dead, REASON_EXPIRED)
+                sorted.dead += self
+                    .put_aside(tx, message, LetterState::Dead, REASON_EXPIRED)
                     .await?;
             }
         }
@@ -79,14 +92,15 @@ impl Inbox {
                 message.ordering_key().is_some_and(|key| held.contains(key))
             });
             for message in &waiting {
-                self.put_aside(tx, message, LetterState::Waiting, REASON_WAITING)
+                sorted.waiting += self
+                    .put_aside(tx, message, LetterState::Waiting, REASON_WAITING)
                     .await?;
             }
             aside.extend(waiting);
         }
-        let run = messages.len();
+        sorted.run = messages.len();
         messages.append(&mut aside);
-        Ok(run)
+        Ok(sorted)
     }
 
     /// Those of the messages' ordering keys that an unresolved dead letter holds.
@@ -105,23 +119,25 @@ impl Inbox {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
+    /// Returns 1, or 0 where the message was applied before.
     async fn put_aside(
         &self,
         tx: &Transaction<'_>,
         message: &Message,
         state: LetterState,
         reason: &str,
-    ) -> Result<(), Trouble> {
+    ) -> Result<usize, Trouble> {
         let (topic, key) = (message.topic(), message.message_key());
         let applied = self
             .bounded(tx.query_one(queries::IS_APPLIED, &[&self.group, &topic, &key]))
             .await?;
         if applied.get(0) {
-            return Ok(());
+            return Ok(0);
         }
         let letter = Letter::of_message(message, state, self.gate.holds(message), 0, reason);
         self.bounded(self.insert_letter(tx, message.source(), &letter))
-            .await
+            .await?;
+        Ok(1)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     Error, Message,
     builder::Settings,
     decision::{Fault, Origin},
-    gate::Gate,
+    gate::{Gate, Sorted},
     handler::Apply,
     message::Source,
     queries,
@@ -44,8 +44,9 @@ pub(crate) struct Inbox {
 pub(crate) struct Applied {
     /// Messages whose effect was committed now; they come first.
     pub(crate) fresh: usize,
-    /// Messages that must not run and are dead letters now; they come last. Those between had taken effect before.
-    pub(crate) aside: usize,
+    /// Messages that must not run, and stand in the table of dead letters now. All others had taken effect before.
+    pub(crate) dead: usize,
+    pub(crate) waiting: usize,
 }
 
 impl Inbox {
@@ -139,8 +140,7 @@ impl Inbox {
         };
         let topic = first.topic().to_owned();
         let transaction = self.bounded(connection.transaction()).await?;
-        let run = self.sort_out(&transaction, messages).await?;
-        let aside = messages.len() - run;
+        let Sorted { run, dead, waiting } = self.sort_out(&transaction, messages).await?;
         let (transaction, fresh) = self
             .take_effect(transaction, handler, messages, run)
             .await?;
@@ -152,7 +152,11 @@ impl Inbox {
             .await?;
         }
         self.commit(transaction).await?;
-        Ok(Applied { fresh, aside })
+        Ok(Applied {
+            fresh,
+            dead,
+            waiting,
+        })
     }
 
     /// Takes the keys of the first `run` messages and calls the handler for those whose key was taken now. They

@@ -28,7 +28,7 @@ pub(crate) use line::{Batch, Delivery, Item, Parcel};
 /// Payload bytes in hand beyond which nothing more is read.
 const BYTES_MAX: usize = 256 * 1024 * 1024;
 /// Entries that wait behind a key that must wait itself do not count as read ahead, up to so many.
-const BLOCKED_MAX: usize = 10_000;
+const BLOCKED_MAX: usize = 5_000;
 
 /// How much a member reads ahead and takes at once.
 #[derive(Debug, Clone, Copy)]

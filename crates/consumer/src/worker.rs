@@ -248,9 +248,18 @@ impl<A: Apply> Worker<A> {
                     if let Some(first) = messages.first() {
                         let stream = first.stream();
                         self.counters.add(stream, Count::Applied, applied.fresh);
-                        self.counters.add(stream, Count::Held, applied.aside);
-                        let repeated = messages.len() - applied.fresh - applied.aside;
+                        self.counters.add(stream, Count::Held, applied.waiting);
+                        self.counters.add(stream, Count::Dead, applied.dead);
+                        let set_aside = applied.waiting + applied.dead;
+                        let repeated = messages.len() - applied.fresh - set_aside;
                         self.counters.add(stream, Count::Repeated, repeated);
+                        if applied.dead > 0 {
+                            error!(
+                                stream,
+                                messages = applied.dead,
+                                "messages older than the inbox remembers set aside as dead letters"
+                            );
+                        }
                     }
                     return Ok(Ok(()));
                 }

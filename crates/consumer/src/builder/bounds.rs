@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Builder;
+use super::{Builder, OnDeadLetter, Order};
 use crate::{Error, backoff::Pace};
 
 const NAME_BYTES_MAX: usize = 200;
@@ -59,6 +59,12 @@ impl Builder {
             "response_timeout",
             !self.response_timeout.is_zero(),
             "must be longer than 0",
+        )?;
+        // Without one owner of a key, a later message may run while its dead letter is being made.
+        check(
+            "on_dead_letter",
+            self.order == Order::PerKey || self.on_dead_letter == OnDeadLetter::Continue,
+            "HoldKey needs Order::PerKey",
         )?;
         for (field, retention) in [
             ("inbox_retention", self.inbox_retention),

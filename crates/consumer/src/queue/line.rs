@@ -149,24 +149,7 @@ impl Line {
     /// Takes up to `most` items that may run now. An item that must run alone is a batch by itself; what comes
     /// after an item that has to wait waits too, if it has the same key.
     pub(super) fn take(&mut self, most: usize, now: Instant) -> Option<Batch> {
-        let mut passed: HashSet<String> = HashSet::new();
-        let mut taken: Vec<usize> = Vec::new();
-        for (index, item) in self.waiting.iter().enumerate() {
-            if taken.len() >= most {
-                break;
-            }
-            let key = item.ordering_key();
-            let must_wait = key.is_some_and(|key| self.busy.contains(key) || passed.contains(key));
-            let alone = item.delivery != Delivery::First || item.is_malformed();
-            if must_wait || !item.is_due(now) || (alone && !taken.is_empty()) {
-                passed.extend(key.map(str::to_owned));
-                continue;
-            }
-            taken.push(index);
-            if alone {
-                break;
-            }
-        }
+        let taken = self.runnable(most, now);
         if taken.is_empty() {
             return None;
         }
@@ -184,6 +167,29 @@ impl Line {
             began: now,
         };
         Some(Batch { items, ticket })
+    }
+
+    /// The indexes of the items of the next batch.
+    fn runnable(&self, most: usize, now: Instant) -> Vec<usize> {
+        let mut passed: HashSet<&str> = HashSet::new();
+        let mut taken: Vec<usize> = Vec::new();
+        for (index, item) in self.waiting.iter().enumerate() {
+            if taken.len() >= most {
+                break;
+            }
+            let key = item.ordering_key();
+            let must_wait = key.is_some_and(|key| self.busy.contains(key) || passed.contains(key));
+            let alone = item.delivery != Delivery::First || item.is_malformed();
+            if must_wait || !item.is_due(now) || (alone && !taken.is_empty()) {
+                passed.extend(key);
+                continue;
+            }
+            taken.push(index);
+            if alone {
+                break;
+            }
+        }
+        taken
     }
 
     /// Takes the items at these indexes, which ascend.

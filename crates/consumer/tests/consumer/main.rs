@@ -20,6 +20,7 @@ mod processes;
 mod recovery;
 mod redis_inbox;
 mod retried_letters;
+mod rights;
 mod shop;
 mod starting;
 mod stopping;

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
-use outbox_consumer::{Consumer, HandlerError, Message, OnDeadLetter, Transaction};
+use outbox_consumer::{Consumer, Error, HandlerError, Message, OnDeadLetter, Order, Transaction};
 use outbox_testkit::{Process, eventually, relay_binary};
 
 use crate::shop::{DEADLINE, ORDERS, Shop, entry, pool, run, ship};
@@ -258,4 +258,24 @@ async fn discarding_a_dead_letter_lets_its_key_go_on() {
     shop.dead_letter_count(0).await;
     assert_eq!(consumer.counters.snapshot().held, 1);
     consumer.stop().await;
+}
+
+#[tokio::test]
+async fn keys_are_held_only_where_they_have_one_owner() {
+    let shop = Shop::open().await;
+    let builder = shop
+        .consumer()
+        .order(Order::None)
+        .on_dead_letter(OnDeadLetter::HoldKey);
+    let error = builder.build().unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Setting {
+                field: "on_dead_letter",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
 }
