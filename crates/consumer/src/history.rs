@@ -6,8 +6,12 @@
 
 use std::collections::BTreeMap;
 
+use deadpool_postgres::Object;
 use redis::Cmd;
-use tokio_postgres::{Row, types::Json};
+use tokio_postgres::{
+    Row,
+    types::{Json, ToSql},
+};
 use tracing::warn;
 use uuid::Uuid;
 
@@ -94,80 +98,20 @@ impl History {
         }
     }
 
-    /// Compares both sides. Where they fit, the mark moves on; where the database was set back, so is the group. The
-    /// survey must be of all the group's streams, and taken before. Returns false, and does nothing, while another
-    /// member is at it.
+    /// Compares both sides. Where they fit, the mark moves on; where the database was set back, so is the group.
+    /// `streams` must be all of the group's. Returns false, and does nothing, while another member is at it.
     ///
     /// A crash in between sets the group back once more, which the inbox absorbs.
     pub(crate) async fn keep(
         &self,
         inbox: &Inbox,
         link: &Link,
-        survey: &Survey,
+        streams: &[String],
     ) -> Result<bool, Trouble> {
-        let known = self.known(link).await?;
         let mut connection = inbox.connect().await?;
-        let result: Result<Option<Past>, Trouble> = async {
-            let tx = inbox.bounded(connection.transaction()).await?;
-            inbox.bounded(tx.batch_execute(queries::DURABLE)).await?;
-            let row = inbox
-                .bounded(tx.query_one(queries::HISTORY_LOCK, &[&self.group]))
-                .await?;
-            if !row.get::<_, bool>(0) {
-                return Ok(None);
-            }
-            // After the lock, or the mark of whoever had it could be missed.
-            let row = inbox
-                .bounded(tx.query_one(queries::HISTORY, &[&self.group]))
-                .await?;
-            let (system_id, timeline) = (row.get("system_id"), row.get("timeline"));
-            let own = own(&row)?;
-            let mut branch = own
-                .as_ref()
-                .map_or_else(Uuid::new_v4, |own| own.past.branch);
-            let own_mark = own.as_ref().map_or(0, |own| own.past.mark);
-            let known_mark = known.as_ref().map_or(0, |known| known.mark);
-            if let Verdict::SetBack(why) =
-                compare(known.as_ref(), own.as_ref().map(|own| &own.past))
-            {
-                self.set_back(link, survey, own.as_ref(), why).await?;
-                branch = Uuid::new_v4();
-            }
-            let mark = own_mark.max(known_mark) + 1;
-            let redis_ms = i64::try_from(survey.redis_ms).unwrap_or(i64::MAX);
-            let positions: BTreeMap<&str, EntryId> = survey
-                .streams
-                .iter()
-                .map(|(stream, standing)| (stream.as_str(), standing.settled))
-                .collect();
-            inbox
-                .bounded(tx.execute(
-                    queries::SET_MARK,
-                    &[&self.group, &branch, &mark, &redis_ms, &Json(&positions)],
-                ))
-                .await?;
-            inbox.bounded(tx.commit()).await?;
-            Ok(Some(Past {
-                system_id,
-                timeline,
-                branch,
-                mark,
-            }))
-        }
-        .await;
-        match result {
+        match self.mark(inbox, link, streams, &mut connection).await {
             Ok(Some(past)) => {
-                let mut set = redis::cmd("HSET");
-                set.arg(&self.key)
-                    .arg("system_id")
-                    .arg(past.system_id)
-                    .arg("timeline")
-                    .arg(past.timeline);
-                set.arg("branch")
-                    .arg(past.branch.to_string())
-                    .arg("mark")
-                    .arg(past.mark);
-                link.query(&set).await?;
+                self.tell(link, &past).await?;
                 Ok(true)
             }
             Ok(None) => Ok(false),
@@ -176,6 +120,75 @@ impl History {
                 Err(trouble)
             }
         }
+    }
+
+    /// Compares and sets the next mark in one transaction, whose lock makes it one member at a time. All is read
+    /// after the lock is taken: what whoever had it has changed must be seen.
+    async fn mark(
+        &self,
+        inbox: &Inbox,
+        link: &Link,
+        streams: &[String],
+        connection: &mut Object,
+    ) -> Result<Option<Past>, Trouble> {
+        let tx = inbox.bounded(connection.transaction()).await?;
+        inbox.bounded(tx.batch_execute(queries::DURABLE)).await?;
+        let locked = inbox
+            .bounded(tx.query_one(queries::HISTORY_LOCK, &[&self.group]))
+            .await?;
+        if !locked.get::<_, bool>(0) {
+            return Ok(None);
+        }
+        let known = self.known(link).await?;
+        let row = inbox
+            .bounded(tx.query_one(queries::HISTORY, &[&self.group]))
+            .await?;
+        let own = own(&row)?;
+        // What is settled in Redis now was committed here before, so the mark's commit stands for it.
+        let survey = Survey::take(link, &self.group, streams).await?;
+        let mut positions: BTreeMap<&str, EntryId> = survey
+            .streams
+            .iter()
+            .map(|(stream, standing)| (stream.as_str(), standing.settled))
+            .collect();
+        let mut branch = own
+            .as_ref()
+            .map_or_else(Uuid::new_v4, |own| own.past.branch);
+        if let Verdict::SetBack(why) = compare(known.as_ref(), own.as_ref().map(|own| &own.past)) {
+            self.set_back(link, &survey, own.as_ref(), why, &mut positions)
+                .await?;
+            branch = Uuid::new_v4();
+        }
+        let marks = [own.map(|own| own.past.mark), known.map(|known| known.mark)];
+        let mark = marks.into_iter().flatten().max().unwrap_or(0) + 1;
+        let redis_ms = i64::try_from(survey.redis_ms).unwrap_or(i64::MAX);
+        let parameters: [&(dyn ToSql + Sync); 5] =
+            [&self.group, &branch, &mark, &redis_ms, &Json(&positions)];
+        inbox
+            .bounded(tx.execute(queries::SET_MARK, &parameters))
+            .await?;
+        inbox.bounded(tx.commit()).await?;
+        Ok(Some(Past {
+            system_id: row.get("system_id"),
+            timeline: row.get("timeline"),
+            branch,
+            mark,
+        }))
+    }
+
+    /// Tells Redis, after the commit: a crash in between leaves Redis with an older mark, which fits.
+    async fn tell(&self, link: &Link, past: &Past) -> Result<(), Trouble> {
+        let mut set = redis::cmd("HSET");
+        set.arg(&self.key)
+            .arg("system_id")
+            .arg(past.system_id)
+            .arg("timeline")
+            .arg(past.timeline);
+        set.arg("branch")
+            .arg(past.branch.to_string())
+            .arg("mark")
+            .arg(past.mark);
+        link.query(&set).await.map(drop)
     }
 
     /// What Redis knows; nothing where it is not readable, as if it were lost.
@@ -205,18 +218,21 @@ impl History {
         )
     }
 
-    async fn set_back(
+    /// Sets the streams back, and the positions with them: what is delivered again is not settled.
+    async fn set_back<'s>(
         &self,
         link: &Link,
-        survey: &Survey,
+        survey: &'s Survey,
         own: Option<&Own>,
         why: &str,
+        positions: &mut BTreeMap<&'s str, EntryId>,
     ) -> Result<(), Trouble> {
         for (stream, standing) in &survey.streams {
             let Some(target) = target(own, stream, standing.last_delivered) else {
                 continue;
             };
             link.query(&set_id(stream, &self.group, target)).await?;
+            positions.insert(stream, standing.settled.min(target));
             warn!(
                 group = self.group, stream, from = %standing.last_delivered, to = %target, why,
                 "the consumer's database was set back; its messages are delivered again"

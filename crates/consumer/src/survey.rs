@@ -114,21 +114,14 @@ impl Survey {
                     survey.streams.insert(stream.clone(), standing);
                 }
                 Ok(None) => {}
-                // No such key, no such group, or not ours to read.
-                Err(trouble) if is_answer(trouble.fault) => {}
+                // The group went away just now, or the stream is not ours to read.
+                Err(trouble) if matches!(trouble.fault, Fault::GroupGone | Fault::RedisForbids) => {
+                }
                 Err(trouble) => return Err(trouble),
             }
         }
         Ok(survey)
     }
-}
-
-/// Whether Redis answered, so that only this stream is concerned.
-fn is_answer(fault: Fault) -> bool {
-    matches!(
-        fault,
-        Fault::OtherRedis | Fault::GroupGone | Fault::RedisForbids
-    )
 }
 
 /// The pending entries are looked at after the last delivered one: what is acknowledged in between is settled, and
@@ -139,6 +132,10 @@ async fn standing(
     stream: &str,
     redis_ms: u64,
 ) -> Result<Option<Standing>, Trouble> {
+    let kind: String = ask(link, redis::cmd("TYPE").arg(stream)).await?;
+    if kind == "none" {
+        return Ok(None);
+    }
     let mut groups = redis::cmd("XINFO");
     groups.arg("GROUPS").arg(stream);
     let groups: StreamInfoGroupsReply = ask(link, &groups).await?;

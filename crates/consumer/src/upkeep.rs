@@ -130,7 +130,7 @@ impl Upkeep {
         for (stream, standing) in &survey.streams {
             self.counters.set_lag(stream, standing.lag);
         }
-        self.history.keep(&self.inbox, &self.link, &survey).await
+        self.history.keep(&self.inbox, &self.link, &streams).await
     }
 
     /// Deletes what nobody needs any more, in small transactions.

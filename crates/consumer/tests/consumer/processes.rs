@@ -163,3 +163,44 @@ async fn random_crashes_double_and_lose_nothing() {
     assert!(shop.dead_letters().await.is_empty());
     consumer.stop().await;
 }
+
+#[tokio::test]
+async fn a_retried_dead_letter_that_kills_the_process_is_dead_again() {
+    let shop = Shop::open().await;
+    let starts = Starts::new(&shop);
+    shop.db
+        .batch_execute(
+            "INSERT INTO inbox.dead_letters
+                 (consumer_group, stream, entry_id, topic, message_key, payload, attempts, reason, state)
+             VALUES ('shipping', 'outbox:orders', '1-0', 'orders', 'poison', '{}', 5, 'before', 'retry')",
+        )
+        .await
+        .unwrap();
+    let dead = async || {
+        let sql = "SELECT count(*) FROM inbox.dead_letters WHERE state = 'dead'";
+        eventually(DEADLINE, "a dead letter", || async {
+            shop.count(sql).await == 1
+        })
+        .await
+        .unwrap();
+    };
+
+    let mut process = member(&shop, &starts);
+    for _ in 0..20 {
+        let ended = tokio::select! {
+            ended = process.wait(DEADLINE) => ended.is_ok(),
+            () = dead() => false,
+        };
+        if !ended {
+            break;
+        }
+        process = member(&shop, &starts);
+    }
+
+    dead().await;
+    process.kill9();
+    let letters = shop.dead_letters().await;
+    assert_eq!(letters[0].1, 10);
+    assert_eq!(letters[0].2, "the process ended while the handler ran");
+    assert_eq!(starts.of("poison"), 5);
+}
