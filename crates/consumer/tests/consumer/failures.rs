@@ -229,45 +229,6 @@ async fn eventually_failed(consumer: &Running, times: u64) {
     .unwrap();
 }
 
-/// Under SERIALIZABLE each pair of transactions on one row conflicts; none of that is the message's fault.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn serialization_failures_count_for_nothing() {
-    let shop = Shop::open().await;
-    let sql = format!(
-        "ALTER DATABASE {} SET default_transaction_isolation = serializable",
-        shop.database
-    );
-    shop.db.batch_execute(&sql).await.unwrap();
-    for _ in 0..2 {
-        shop.publish_many(100).await;
-    }
-    let count = async |tx: &Transaction<'_>, _: &Message| {
-        tx.execute("UPDATE counter SET n = n + 1", &[])
-            .await
-            .map(drop)
-    };
-
-    let (one, two) = (run(shop.consumer(), count), run(shop.consumer(), count));
-
-    eventually(DEADLINE, "100 counted", || async {
-        match shop.count("SELECT n::bigint FROM counter").await {
-            100 => Ok(()),
-            n => Err(n),
-        }
-    })
-    .await
-    .unwrap();
-    shop.nothing_pending().await;
-    assert_eq!(shop.count("SELECT n::bigint FROM counter").await, 100);
-    assert_eq!(shop.dead_letters().await, []);
-    assert_eq!(
-        one.counters.snapshot().failed + two.counters.snapshot().failed,
-        0
-    );
-    one.stop().await;
-    two.stop().await;
-}
-
 /// An application's error that passes on what its cause's cause is, but not the cause itself, as
 /// some wrappers do.
 #[derive(Debug)]

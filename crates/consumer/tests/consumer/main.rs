@@ -6,8 +6,10 @@
 )]
 
 mod chaos;
+mod conflicts;
 mod database_restores;
 mod delivery;
+mod failover;
 mod failures;
 mod inbox_window;
 mod lanes;
@@ -24,3 +26,4 @@ mod rights;
 mod shop;
 mod starting;
 mod stopping;
+mod terminations;

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outbox_consumer::{HandlerError, Message, Order, Transaction};
+use outbox_consumer::{HandlerError, Message, Transaction};
 use outbox_testkit::{
     Direction, Fsync, Matcher, Persistence, Postgres, Proxy, Redis, Shutdown, eventually,
 };
@@ -388,39 +388,4 @@ async fn a_slow_handler_on_a_living_connection_is_left_alone() {
     shop.nothing_pending().await;
     assert_eq!(runs.load(Ordering::SeqCst), 1);
     consumer.stop().await;
-}
-
-/// Two members compete for each message, twice on the stream, and all change the same row.
-#[tokio::test]
-async fn members_that_conflict_at_serializable_isolation_lose_nothing() {
-    let shop = Shop::open().await;
-    let sql = format!(
-        "ALTER DATABASE {} SET default_transaction_isolation = 'serializable'",
-        shop.database
-    );
-    shop.db.batch_execute(&sql).await.unwrap();
-    shop.publish_many(100).await;
-    shop.publish_many(100).await;
-    let count = async |tx: &Transaction<'_>, _: &Message| {
-        tx.execute("UPDATE counter SET n = n + 1", &[])
-            .await
-            .map(drop)
-    };
-    let one = run(shop.consumer().order(Order::None), count);
-    let two = run(shop.consumer().order(Order::None), count);
-
-    eventually(DEADLINE, "one hundred", || async {
-        match shop.count("SELECT n::bigint FROM counter").await {
-            100 => Ok(()),
-            other => Err(other),
-        }
-    })
-    .await
-    .unwrap();
-    shop.nothing_pending().await;
-    assert_eq!(shop.count("SELECT n::bigint FROM counter").await, 100);
-    unharmed(&one);
-    unharmed(&two);
-    one.stop().await;
-    two.stop().await;
 }

@@ -4,11 +4,15 @@ use std::{path::PathBuf, time::Duration};
 
 use outbox_consumer::HandlerError;
 use outbox_testkit::{Process, eventually};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::shop::{DEADLINE, Shop, consumer_at, run, ship};
 
+/// What the process says once SIGTERM no longer just ends it.
+pub(crate) const READY: &str = "the member is ready";
+
 /// Not a test of its own: started by the others as a process with these variables, it consumes until it
-/// is killed. It writes each start to a file, outside the transaction, and ends the process at `poison`.
+/// is killed or told to stop by SIGTERM. It writes each start to a file, outside the transaction, and ends the process at `poison`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn member_process() {
     let (Ok(postgres), Ok(redis), Ok(starts)) = (
@@ -37,13 +41,18 @@ async fn member_process() {
         ship(tx, message).await?;
         Ok::<_, HandlerError>(())
     };
-    consumer.run(handler, std::future::pending()).await.unwrap();
+    let mut terminate = signal(SignalKind::terminate()).unwrap();
+    eprintln!("{READY}");
+    let shutdown = async move {
+        terminate.recv().await;
+    };
+    consumer.run(handler, shutdown).await.unwrap();
 }
 
-struct Starts(PathBuf);
+pub(crate) struct Starts(PathBuf);
 
 impl Starts {
-    fn new(shop: &Shop) -> Self {
+    pub(crate) fn new(shop: &Shop) -> Self {
         Self(shop.redis.data_dir().join("starts"))
     }
 
@@ -56,7 +65,7 @@ impl Starts {
     }
 }
 
-fn member(shop: &Shop, starts: &Starts) -> Process {
+pub(crate) fn member(shop: &Shop, starts: &Starts) -> Process {
     Process::builder(std::env::current_exe().unwrap())
         .args(["--exact", "processes::member_process", "--nocapture"])
         .env("MEMBER_POSTGRES", &shop.postgres_url)
