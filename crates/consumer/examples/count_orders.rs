@@ -1,12 +1,14 @@
 //! A report that is written with one statement for each batch.
 //!
 //! Run `outbox-relay migrate --inbox` on the database first, then
-//! `DATABASE_URL=postgres://… REDIS_URL=redis://… cargo run -p outbox-consumer --example count_orders`. Ctrl-C stops it.
+//! `DATABASE_URL=postgres://… REDIS_URL=redis://… cargo run -p outbox-consumer --example count_orders`.
+//! SIGTERM or Ctrl-C stops it.
 
 use std::{env, error::Error};
 
 use deadpool_postgres::{Manager, Pool};
 use outbox_consumer::{Consumer, HandlerError, Message, Transaction};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio_postgres::NoTls;
 
 const CREATE_TABLE: &str = "
@@ -35,7 +37,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .topic("orders")
         .batch(1_000)
         .build()?;
-    let shutdown = async { tokio::signal::ctrl_c().await.unwrap_or_default() };
+    let mut terminate = signal(SignalKind::terminate())?;
+    let shutdown = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+    };
     consumer.run_batches(count, shutdown).await?;
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! A mailer without Postgres, whose inbox is in Redis: at least once, and rarely twice.
 //!
-//! `REDIS_URL=redis://… cargo run -p outbox-consumer --example send_mail`. Ctrl-C stops it.
+//! `REDIS_URL=redis://… cargo run -p outbox-consumer --example send_mail`. SIGTERM or Ctrl-C stops it.
 
 use std::{env, error::Error};
 
 use outbox_consumer::{HandlerError, Message, RedisInbox};
+use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 /// Where a mail would be sent. The message key is what a mail service drops repeats by.
@@ -19,7 +20,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).init();
     let redis = env::var("REDIS_URL").map_err(|_| "set REDIS_URL to the relay's Redis")?;
-    let shutdown = async { tokio::signal::ctrl_c().await.unwrap_or_default() };
+    let mut terminate = signal(SignalKind::terminate())?;
+    let shutdown = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+    };
     let inbox = RedisInbox::new(redis::Client::open(redis)?, "example-mailing").topic("orders");
     inbox.run(send, shutdown).await?;
     Ok(())

@@ -1,7 +1,8 @@
 //! A warehouse that ships each order once: routes by event type, typed payloads, explicit outcomes, and numbers.
 //!
 //! Run `outbox-relay migrate --inbox` on the database first, then
-//! `DATABASE_URL=postgres://… REDIS_URL=redis://… cargo run -p outbox-consumer --example ship_orders`. Ctrl-C stops it.
+//! `DATABASE_URL=postgres://… REDIS_URL=redis://… cargo run -p outbox-consumer --example ship_orders`.
+//! SIGTERM or Ctrl-C stops it.
 
 use std::{env, error::Error, time::Duration};
 
@@ -10,6 +11,7 @@ use outbox_consumer::{
     Consumer, Counters, HandlerError, Message, OnDeadLetter, Router, Transaction,
 };
 use serde::Deserialize;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio_postgres::NoTls;
 use tracing_subscriber::EnvFilter;
 
@@ -88,7 +90,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .on_json("order.cancelled", cancel)
         .ignore_others();
     tokio::spawn(report(consumer.counters()));
-    let shutdown = async { tokio::signal::ctrl_c().await.unwrap_or_default() };
+    let mut terminate = signal(SignalKind::terminate())?;
+    let shutdown = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+    };
     consumer.run_handler(router, shutdown).await?;
     Ok(())
 }

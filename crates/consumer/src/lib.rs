@@ -7,6 +7,7 @@
 //!
 //! ```no_run
 //! use outbox_consumer::{Consumer, Message, Transaction};
+//! use tokio::signal::unix::{SignalKind, signal};
 //!
 //! async fn ship(tx: &Transaction<'_>, message: &Message) -> Result<(), tokio_postgres::Error> {
 //!     let order = message.message_key();
@@ -17,7 +18,8 @@
 //! # async fn example(pool: deadpool_postgres::Pool) -> Result<(), Box<dyn std::error::Error>> {
 //! let redis = redis::Client::open("redis://127.0.0.1:6379")?;
 //! let consumer = Consumer::builder(pool, redis, "shipping").topic("orders").build()?;
-//! consumer.run(ship, async { tokio::signal::ctrl_c().await.unwrap_or_default() }).await?;
+//! let mut terminate = signal(SignalKind::terminate())?;
+//! consumer.run(ship, async move { terminate.recv().await.unwrap_or_default() }).await?;
 //! # Ok(())
 //! # }
 //! ```
