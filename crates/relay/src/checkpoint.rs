@@ -133,7 +133,7 @@ async fn write_whole_inside(session: &Session, place: &Place) -> Result<()> {
         return Err(overtaken(place));
     }
     session
-        .execute(doing, sql::DROP_MILESTONES, &[&place.cursor.high])
+        .execute(doing, sql::DROP_MILESTONES, &[&place.settled_up_to()])
         .await?;
     let (lo, hi): (Vec<i64>, Vec<i64>) = place.cursor.gaps.iter().unzip();
     session.execute(doing, sql::DROP_GAPS, &[]).await?;

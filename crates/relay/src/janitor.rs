@@ -20,8 +20,8 @@ pub(crate) async fn purge_on_order(config: Config, mut order: watch::Receiver<i6
     let waits = Waits::new(&config);
     let mut session = None;
     while order.changed().await.is_ok() {
-        let limit = *order.borrow_and_update();
-        if let Err(error) = purge(&config, &mut session, limit).await {
+        order.borrow_and_update();
+        if let Err(error) = purge(&config, &mut session, &order).await {
             session = None;
             tracing::warn!(
                 error = error.one_line(),
@@ -32,7 +32,11 @@ pub(crate) async fn purge_on_order(config: Config, mut order: watch::Receiver<i6
     }
 }
 
-async fn purge(config: &Config, slot: &mut Option<Session>, limit: i64) -> Result<()> {
+async fn purge(
+    config: &Config,
+    slot: &mut Option<Session>,
+    order: &watch::Receiver<i64>,
+) -> Result<()> {
     let session = match slot {
         Some(session) if !session.is_closed() => session,
         _ => {
@@ -52,15 +56,18 @@ async fn purge(config: &Config, slot: &mut Option<Session>, limit: i64) -> Resul
         .one("look for what is old", sql::PURGE_FLOOR, &[&retention])
         .await?
         .get(0);
-    let Some(floor) = floor.map(|floor| floor.min(limit)) else {
-        return Ok(());
-    };
+    let Some(floor) = floor else { return Ok(()) };
     let mut reach: i64 = session
         .one("read the purge's reach", sql::PURGED_TO, &[])
         .await?
         .get(0);
     let mut purged = 0;
-    while reach < floor {
+    // A leader that takes over anew may lower the limit, and one that is gone gives no more orders.
+    while order.has_changed().is_ok() {
+        let floor = floor.min(*order.borrow());
+        if reach >= floor {
+            break;
+        }
         let row = session
             .one("purge", sql::PURGE, &[&reach, &floor, &BATCH_ROWS])
             .await?;

@@ -9,12 +9,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use crate::error::Result;
 use crate::postgres::{MessageRow, Session, sql};
 use crate::protocol::cursor::Step;
-use crate::protocol::layout::{partition, stream_name, streams_of};
+use crate::protocol::layout::{hold_name, partition, stream_name, streams_of};
 use crate::protocol::start::{Blocked, Place, Suspect};
 use crate::publisher::{PageWrite, Published, Publisher};
 use crate::reader::Page;
-
-pub(crate) use holding::hold_name;
 
 /// Entries of one stream's tail that are compared with suspect rows, at the most.
 pub(crate) const TAIL_ENTRIES_MAX: usize = 1_000_000;
@@ -233,16 +231,6 @@ impl Progress {
         self.blocked_changed = false;
         self.checkpointed = Some(self.place.page);
         Ok(())
-    }
-
-    /// The highest id that the purge may take: below the checkpoint, the lowest gap and every blocked cursor.
-    pub(crate) fn purge_limit(&self) -> i64 {
-        let cursors = std::iter::once(&self.place.cursor)
-            .chain(self.place.blocked.values().map(|b| &b.cursor));
-        cursors
-            .map(|c| (c.high - 1).min(c.gaps.first().map_or(i64::MAX, |first| first - 1)))
-            .min()
-            .unwrap_or(0)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Taking over: reads marker, checkpoint and facts, asks the start table, and writes a marker of a new epoch.
 
+use std::collections::{BTreeMap, HashMap};
+
 use uuid::Uuid;
 
 use crate::checkpoint;
@@ -9,7 +11,7 @@ use crate::postgres::{Session, sql};
 use crate::progress::{Progress, TAIL_ENTRIES_MAX};
 use crate::protocol::cursor::Cursor;
 use crate::protocol::layout::streams_of;
-use crate::protocol::start::{self, Case, Facts, History, MarkerFound, Place, Plan};
+use crate::protocol::start::{self, Blocked, Case, Facts, History, MarkerFound, Place, Plan};
 use crate::publisher::Publisher;
 
 /// How often the marker may change between being read and being taken, before that counts as an error.
@@ -135,30 +137,44 @@ async fn read_facts(
     Ok(facts)
 }
 
-/// Whether the entry of the row at the checkpoint's `high` is still in its stream.
+/// Whether the streams that the checkpoint speaks of are still there: whether one of the latest rows that it counts as
+/// published stands in its stream.
 async fn stands(
     session: &Session,
     publisher: &mut Publisher,
     checkpoint: &Place,
     prefix: &str,
 ) -> Result<bool> {
-    let high = checkpoint.cursor.high;
-    let Some(row) = session
-        .at_most_one("read the last published row", sql::ROW_TOPIC, &[&high])
+    let mut wanted: BTreeMap<String, HashMap<i64, String>> = BTreeMap::new();
+    for row in session
+        .all(
+            "read the last published rows",
+            sql::LATEST,
+            &[&checkpoint.cursor.high],
+        )
         .await?
-    else {
-        return Ok(false);
-    };
-    let (topic, ordering_key, key): (String, Option<String>, String) =
-        (row.get(0), row.get(1), row.get(2));
-    let layout = checkpoint.layouts.get(&topic).cloned().unwrap_or_default();
-    for stream in streams_of(prefix, &topic, &layout, ordering_key.as_deref(), &key) {
-        let (tail, _) = publisher
-            .tail(&stream, checkpoint.redis_ms, TAIL_ENTRIES_MAX, |id| {
-                id == high
-            })
-            .await?;
-        if tail.get(&high) == Some(&key) {
+    {
+        let (id, topic): (i64, String) = (row.get(0), row.get(1));
+        let (ordering_key, key): (Option<String>, String) = (row.get(2), row.get(3));
+        let lacks = |blocked: &Blocked| blocked.topic == topic && !blocked.cursor.covers(id);
+        if !checkpoint.cursor.covers(id) || checkpoint.blocked.values().any(lacks) {
+            continue;
+        }
+        let layout = checkpoint.layouts.get(&topic).cloned().unwrap_or_default();
+        for stream in streams_of(prefix, &topic, &layout, ordering_key.as_deref(), &key) {
+            wanted.entry(stream).or_default().insert(id, key.clone());
+        }
+    }
+    for (stream, keys) in wanted {
+        let tail = publisher.tail(&stream, checkpoint.redis_ms, TAIL_ENTRIES_MAX, |id| {
+            keys.contains_key(&id)
+        });
+        if tail
+            .await?
+            .0
+            .iter()
+            .any(|(id, key)| keys.get(id) == Some(key))
+        {
             return Ok(true);
         }
     }

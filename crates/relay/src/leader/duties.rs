@@ -7,7 +7,7 @@ use super::Leader;
 use crate::error::{Error, Result};
 use crate::janitor::milestone_interval;
 use crate::postgres::{MessageRow, sql};
-use crate::progress::hold_name;
+use crate::protocol::layout::hold_name;
 use crate::reader::GAP_RANGES_MAX;
 
 /// How often it is looked whether the groups have drained a topic whose partitions are to change.
@@ -43,12 +43,12 @@ impl Leader<'_> {
         self.checkpoint_at = now + self.config.checkpoint_interval;
         let every = milestone_interval(self.config.retention);
         if now >= self.milestone_at {
-            let high = self.progress.place.cursor.high;
+            let settled = self.progress.place.settled_up_to();
             self.session
                 .execute(
                     "record the time",
                     sql::MILESTONE,
-                    &[&high, &every.as_secs_f64()],
+                    &[&settled, &every.as_secs_f64()],
                 )
                 .await?;
             self.milestone_at = now + every;
@@ -68,7 +68,7 @@ impl Leader<'_> {
         if self.progress.needs_checkpoint() || Instant::now() >= self.milestone_at {
             self.checkpoint().await?;
         }
-        self.purge.send_replace(self.progress.purge_limit());
+        self.purge.send_replace(self.progress.place.settled_up_to());
         self.change_layouts().await?;
         let next = if self.changing.is_empty() {
             CHECK_INTERVAL

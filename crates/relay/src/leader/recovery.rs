@@ -115,6 +115,7 @@ impl Leader<'_> {
                 .speaking(Publisher::connect(redis, prefix, limit))
                 .await??;
         }
+        self.purge.send_replace(0); // what is needed again must not go meanwhile
         let taken = take_over(&self.session, &mut self.publisher, self.config);
         let TakenOver {
             progress,

@@ -74,7 +74,9 @@ pub(crate) mod sql {
 
     /// `L`: the open writers, each with its transaction id once it has one (the lowest that it holds is the
     /// top-level one). A prepared transaction has no pid. The relay's purge deletes, and fills no gap; it is
-    /// known by a lock of its session and not by its pid, which another backend may have by now.
+    /// known by a lock of its session and not by its pid, which another backend may have by now. A backend
+    /// whose transaction has ended, and whose locks go in a moment, shows the local id 0: every later snapshot
+    /// sees what it committed.
     pub(crate) const WRITERS: &str = "
         SELECT virtualtransaction, pid IS NULL, min(transactionid::text::bigint)
         FROM pg_locks
@@ -82,6 +84,7 @@ pub(crate) mod sql {
           AND (locktype = 'relation' AND relation = 'outbox.messages'::regclass AND mode = 'RowExclusiveLock'
                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
                OR locktype = 'transactionid' AND mode = 'ExclusiveLock')
+          AND (pid IS NULL OR virtualtransaction NOT LIKE '%/0')
           AND (pid IS NULL OR pid <> ALL (ARRAY(
               SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = 1869968482 AND objid = 6
                 AND objsubid = 2 AND granted AND pid IS NOT NULL)))
@@ -164,8 +167,11 @@ pub(crate) mod sql {
     pub(crate) const ANCHOR: &str = "
         SELECT id, message_key FROM outbox.messages WHERE id <= $1 ORDER BY id DESC LIMIT 1";
 
-    pub(crate) const ROW_TOPIC: &str =
-        "SELECT topic, ordering_key, message_key FROM outbox.messages WHERE id = $1";
+    /// The latest rows at or below $1 that are no dead letters.
+    pub(crate) const LATEST: &str = "
+        SELECT id, topic, ordering_key, message_key FROM outbox.messages AS m
+        WHERE id <= $1 AND NOT EXISTS (SELECT FROM outbox.dead_letters AS d WHERE d.id = m.id)
+        ORDER BY id DESC LIMIT 200";
 
     pub(crate) const CHECKPOINT: &str = "
         SELECT system_id, timeline, branch, epoch, page, high, high_key, redis_ms FROM outbox.checkpoint";
@@ -177,10 +183,12 @@ pub(crate) mod sql {
 
     pub(crate) const LAYOUTS: &str = "
         SELECT topic, partitions, earlier FROM outbox.topics WHERE partitions <> 1 OR earlier <> '{}'";
+    /// Where the streams fell back to an earlier count, the later one is wanted again.
     pub(crate) const PUT_LAYOUT: &str = "
         INSERT INTO outbox.topics (topic, partitions, earlier) VALUES ($1, $2, $3)
         ON CONFLICT (topic) DO UPDATE SET (partitions, earlier, wanted, at_once) =
-            (excluded.partitions, excluded.earlier, nullif(topics.wanted, excluded.partitions), topics.at_once)
+            (excluded.partitions, excluded.earlier, nullif(coalesce(topics.wanted, topics.partitions), excluded.partitions),
+             topics.at_once AND topics.wanted IS NOT NULL)
         WHERE (topics.partitions, topics.earlier) IS DISTINCT FROM (excluded.partitions, excluded.earlier)";
 
     /// Topics whose number of partitions is to change.

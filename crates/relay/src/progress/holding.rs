@@ -6,7 +6,7 @@ use super::Progress;
 use crate::error::{Error, Result};
 use crate::postgres::MessageRow;
 use crate::protocol::cursor::{Cursor, Step};
-use crate::protocol::layout::{Layout, stream_name};
+use crate::protocol::layout::{Layout, hold_name, stream_name};
 use crate::protocol::ranges::RangeSet;
 use crate::protocol::start::Blocked;
 use crate::publisher::{PageWrite, Published, Publisher};
@@ -186,11 +186,6 @@ impl Progress {
             .map(|partition| stream_name(&self.prefix, topic, partition, partitions))
             .collect()
     }
-}
-
-/// The name under which a whole topic is held back. No stream has a space in its name.
-pub(crate) fn hold_name(topic: &str) -> String {
-    format!("topic {topic}")
 }
 
 /// A blocked stream's cursor once it has published all that `global` has up to and with `to`.

@@ -75,6 +75,11 @@ pub fn stream_name(prefix: &str, topic: &str, partition: u32, partitions: u32) -
     }
 }
 
+/// The name under which a whole topic is held back. No stream has a space in its name.
+pub fn hold_name(topic: &str) -> String {
+    format!("topic {topic}")
+}
+
 /// The stream that a message goes to, and then those of earlier counts, where it may stand already.
 pub fn streams_of(
     prefix: &str,

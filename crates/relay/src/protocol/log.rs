@@ -50,7 +50,16 @@ pub struct Question {
     pub read_ahead: bool,
     /// Transactions that hold the gaps left out of `R`. The answer counts only if its snapshot shows all of
     /// them as open; see [`Log::may_trust`].
-    pub left_to: Vec<u32>,
+    pub left_to: Vec<Holder>,
+}
+
+/// A transaction that gaps are left to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The low 32 bits of its id.
+    pub xid: u32,
+    /// The trip since which it has stood in `L` without a break.
+    pub since: u64,
 }
 
 /// What the statement of a trip showed, by id and ascending.
@@ -121,6 +130,8 @@ pub struct Log {
     gaps: BTreeMap<i64, Gap>,
     writers: HashMap<Writer, Seen>,
     trip: u64,
+    /// The last `R` was cut: it has yet to show all rows of writers that ended before it.
+    cut: bool,
     gap_ranges_max: usize,
 }
 
@@ -137,6 +148,7 @@ impl Log {
             gaps,
             writers: HashMap::new(),
             trip: 0,
+            cut: false,
             gap_ranges_max,
         }
     }
@@ -221,6 +233,9 @@ impl Log {
 
     /// The same without the gaps that are left to long transactions; all gaps where that saves little.
     pub fn short_question(&self) -> Question {
+        if self.cut {
+            return self.question();
+        }
         let mut by_age: Vec<&Seen> = self.writers.values().collect();
         by_age.sort_unstable_by_key(|seen| seen.since);
         let is_long = |seen: &Seen| seen.xid.is_some() && seen.since + LONG_TRIPS <= self.trip;
@@ -236,14 +251,20 @@ impl Log {
         if self.gaps.iter().filter(left_out).count() < LEFT_OUT_MIN {
             return self.question();
         }
-        let left_to = long.iter().filter_map(|seen| seen.xid).collect();
+        let holder = |seen: &&Seen| {
+            Some(Holder {
+                xid: seen.xid?,
+                since: seen.since,
+            })
+        };
+        let left_to = long.iter().filter_map(holder).collect();
         self.ask(self.gaps.iter().filter(|gap| !left_out(gap)), left_to)
     }
 
     fn ask<'a>(
         &self,
         gaps: impl Iterator<Item = (&'a i64, &'a Gap)>,
-        left_to: Vec<u32>,
+        left_to: Vec<Holder>,
     ) -> Question {
         let (gaps_lo, gaps_hi) = gaps.map(|(lo, gap)| (*lo, gap.hi)).unzip();
         let read_ahead = self.gaps.len() < self.gap_ranges_max;
@@ -257,12 +278,13 @@ impl Log {
     }
 
     /// Whether an answer to a short question counts: after the `L` of its trip was learnt, all that gaps
-    /// were left to still stand in it, and are open in the snapshot of the statement. An answer without a
+    /// were left to still stand in it without a break, and are open in the snapshot of the statement. An answer without a
     /// row has no snapshot, and nothing that could be out of order.
     pub fn may_trust(&self, question: &Question, snapshot: Option<&str>) -> bool {
-        question.left_to.iter().all(|xid| {
-            self.writers.values().any(|seen| seen.xid == Some(*xid))
-                && snapshot.is_none_or(|snapshot| is_open(*xid, snapshot))
+        question.left_to.iter().all(|holder| {
+            let same = |seen: &Seen| (seen.xid, seen.since) == (Some(holder.xid), holder.since);
+            self.writers.values().any(same)
+                && snapshot.is_none_or(|snapshot| is_open(holder.xid, snapshot))
         })
     }
 
@@ -271,6 +293,7 @@ impl Log {
         for id in answer.late {
             self.fill(*id);
         }
+        self.cut = answer.late_cut;
         if answer.late_cut {
             return Taken::default();
         }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 use super::cursor::Cursor;
-use super::layout::Layouts;
+use super::layout::{Layouts, hold_name, stream_name};
 use super::ranges::RangeSet;
 
 /// Which past of Postgres a cursor belongs to.
@@ -65,6 +65,15 @@ pub struct Place {
 }
 
 impl Place {
+    /// Up to this id every message is published for good: below `high`, the lowest gap and what streams that
+    /// are held back lack. The row at `high` is left out, since the history is recognised by it.
+    pub fn settled_up_to(&self) -> i64 {
+        let cursors = std::iter::once(&self.cursor).chain(self.blocked.values().map(|b| &b.cursor));
+        let settled =
+            |c: &Cursor| (c.high - 1).min(c.gaps.first().map_or(i64::MAX, |first| first - 1));
+        cursors.map(settled).min().unwrap_or(0)
+    }
+
     fn order(&self) -> (i64, i64) {
         (self.epoch, self.page)
     }
@@ -176,8 +185,7 @@ pub struct Plan {
     pub cursor: Cursor,
     /// Streams that are held back further.
     pub blocked: BTreeMap<String, Blocked>,
-    /// How the topics are spread over streams. The marker's word counts before the checkpoint's: it is about
-    /// the streams that stand beside it.
+    /// How the topics are spread over streams.
     pub layouts: Layouts,
     /// Rows to compare with the streams before they are published.
     pub suspect: Option<Suspect>,
@@ -267,8 +275,11 @@ fn plan_with_marker(
 ) -> Result<Plan, Refusal> {
     let checkpoint = facts.checkpoint.as_ref();
     let epoch = checkpoint.map_or(0, |c| c.epoch).max(marker.epoch) + 1;
-    let mut layouts = checkpoint.map(|c| c.layouts.clone()).unwrap_or_default();
-    layouts.extend(marker.layouts.clone());
+    // The marker's word alone counts: it is about the streams that stand beside it.
+    let mut layouts = marker.layouts.clone();
+    for topic in checkpoint.into_iter().flat_map(|c| c.layouts.keys()) {
+        layouts.entry(topic.clone()).or_default();
+    }
     if same_history(marker, facts)? {
         let lost_tail = checkpoint.is_some_and(|c| marker.order() < c.order());
         let purged = purged(&marker.cursor, facts);
@@ -302,7 +313,7 @@ fn plan_with_marker(
     let purged = purged(&cursor, facts);
     Ok(Plan {
         case: Case::OtherHistory,
-        blocked: lower_blocked(&cursor, std::iter::once(marker).chain(checkpoint)),
+        blocked: lower_blocked(&cursor, &layouts, std::iter::once(marker).chain(checkpoint)),
         cursor,
         layouts,
         suspect: Some(suspect),
@@ -407,21 +418,45 @@ fn lower(a: &Cursor, b: &Cursor) -> Cursor {
     }
 }
 
-/// Streams that one of the places held back, each with what all of them had published to it.
+/// Streams and topics that one of the places held back, each with what all of them had published to it.
+///
+/// A topic becomes one where the places differ in kind, or in the layout that a stream is of: what it lacks
+/// belongs into the present streams.
 fn lower_blocked<'a>(
     cursor: &Cursor,
+    layouts: &Layouts,
     places: impl Iterator<Item = &'a Place>,
 ) -> BTreeMap<String, Blocked> {
     let mut all: BTreeMap<String, Blocked> = BTreeMap::new();
-    for (stream, blocked) in places.flat_map(|place| &place.blocked) {
-        let before = all.get(stream).map_or(cursor, |other| &other.cursor);
+    let add = |name: String, blocked: &Blocked, all: &mut BTreeMap<String, Blocked>| {
+        let before = all.get(&name).map_or(cursor, |other| &other.cursor);
         let cursor = lower(before, &blocked.cursor);
         all.insert(
-            stream.clone(),
+            name,
             Blocked {
                 cursor,
                 ..blocked.clone()
             },
+        );
+    };
+    let every: Vec<(&String, &Blocked)> = places.flat_map(|place| &place.blocked).collect();
+    for (name, blocked) in &every {
+        let hold = hold_name(&blocked.topic);
+        let partitions = layouts
+            .get(&blocked.topic)
+            .map_or(1, |layout| layout.partitions);
+        let present = |name: &str| {
+            (0..partitions)
+                .any(|number| name.ends_with(&stream_name("", &blocked.topic, number, partitions)))
+        };
+        let mut same_topic = every
+            .iter()
+            .filter(|(_, other)| other.topic == blocked.topic);
+        let whole = same_topic.any(|(other, _)| **other == hold || !present(other));
+        add(
+            if whole { hold } else { (*name).clone() },
+            blocked,
+            &mut all,
         );
     }
     all

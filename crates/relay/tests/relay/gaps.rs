@@ -150,3 +150,66 @@ async fn fifty_thousand_gaps_slow_nothing_much() {
     assert_eq!(outbox.published_exactly_once(TOPIC).await, 50_012);
     assert!(relay.exit_status().is_none());
 }
+
+#[tokio::test]
+async fn rows_behind_a_cut_come_before_what_follows_them_also_beside_a_long_transaction() {
+    let outbox = Outbox::open().await;
+    let relay = outbox.leader(&["--page-rows", "100"]).await;
+    outbox
+        .db
+        .batch_execute("CREATE TABLE account (id int); INSERT INTO account VALUES (1)")
+        .await
+        .unwrap();
+    let long = outbox.client().await;
+    long.batch_execute("BEGIN").await.unwrap();
+    insert(&long, "long").await;
+    outbox
+        .db
+        .batch_execute(
+            "DO $$ BEGIN FOR i IN 1..400 LOOP
+                PERFORM nextval('outbox.messages_id_seq');
+                INSERT INTO outbox.messages (topic, payload) VALUES ('orders', '{}');
+            END LOOP; END $$",
+        )
+        .await
+        .unwrap();
+    // Each of these takes a trip at least: after them the long transaction counts as one.
+    for n in 0..80 {
+        let key = format!("trip-{n}");
+        outbox.insert(&key).await;
+        outbox.arrives(&key).await;
+    }
+
+    let many = outbox.client().await;
+    many.batch_execute(
+        "BEGIN; SELECT FROM account FOR UPDATE;
+         INSERT INTO outbox.messages (topic, message_key, payload)
+         SELECT 'orders', 'many-' || n, '{}' FROM generate_series(1, 350) AS n",
+    )
+    .await
+    .unwrap();
+    outbox.insert("above").await;
+    outbox.arrives("above").await;
+    let follower = outbox.client().await;
+    let followed = async {
+        follower
+            .batch_execute("BEGIN; SELECT FROM account FOR UPDATE")
+            .await
+            .unwrap();
+        insert(&follower, "follower").await;
+        follower.batch_execute("COMMIT").await.unwrap();
+    };
+    let commit = async { many.batch_execute("COMMIT").await.unwrap() };
+    tokio::join!(followed, commit);
+    outbox.arrives("follower").await;
+    let keys = outbox.message_keys(TOPIC).await;
+    let before = keys.iter().take_while(|key| *key != "follower");
+    assert_eq!(
+        before.filter(|key| key.starts_with("many-")).count(),
+        350,
+        "while the long transaction is open"
+    );
+    long.batch_execute("COMMIT").await.unwrap();
+    outbox.published_exactly_once(TOPIC).await;
+    assert!(relay.exit_status().is_none());
+}

@@ -206,3 +206,55 @@ async fn setting_the_present_number_takes_the_wish_back() {
     pair.reaches("orders", 20, DEADLINE).await;
     pair.assert_exactly_once_after(&relay).await;
 }
+
+#[tokio::test]
+async fn streams_that_fall_back_to_an_earlier_number_lose_nothing() {
+    let pair = Pair::start().await;
+    let mut redis = pair.redis.connect().await.unwrap();
+    let () = redis.set("outbox:orders", "no stream").await.unwrap();
+    let relay = pair.relay().spawn().unwrap();
+    pair.leads(&relay).await;
+    pair.write("orders", "a", 20).await;
+    relay
+        .wait_for_line("refuses entries", DEADLINE)
+        .await
+        .unwrap();
+    let old = pair.redis.keys().await.unwrap();
+    let () = redis.del("outbox:orders").await.unwrap();
+    pair.reaches("orders", 20, DEADLINE).await;
+    set_partitions(&pair, "2", &[]).await;
+    relay.wait_for_line("partitions=2", DEADLINE).await.unwrap();
+    pair.write("orders", "b", 20).await;
+    partitions_hold(&pair, 2, 20).await;
+
+    pair.redis.set_back(&old).await.unwrap();
+    let () = redis.del("outbox:orders").await.unwrap();
+    eventually(DEADLINE, "each message in one of the streams", || async {
+        let mut keys: Vec<String> = Vec::new();
+        for name in ["outbox:orders", "outbox:orders:0", "outbox:orders:1"] {
+            let entries = entries_of(&pair.redis, name).await;
+            keys.extend(entries.into_iter().map(|entry| entry.message_key));
+        }
+        let all = keys.len();
+        keys.sort();
+        keys.dedup();
+        if (all, keys.len()) == (40, 40) {
+            Ok(())
+        } else {
+            Err((all, keys.len()))
+        }
+    })
+    .await
+    .unwrap();
+    // The number that was in force is wanted again, and comes into force.
+    eventually(DEADLINE, "the wish to be fulfilled", || async {
+        let layout: Option<String> = redis
+            .clone()
+            .hget("outbox:relay:marker", "topic:orders")
+            .await
+            .unwrap();
+        layout.as_deref() == Some("2,1")
+    })
+    .await
+    .unwrap();
+}

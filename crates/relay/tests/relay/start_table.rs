@@ -304,6 +304,31 @@ async fn a_key_that_is_no_marker_is_refused_and_left_alone() {
 }
 
 #[tokio::test]
+async fn a_marker_deleted_while_the_last_row_is_held_back_doubles_nothing() {
+    let pair = Pair::start().await;
+    let mut redis = pair.redis.connect().await.unwrap();
+    redis
+        .set::<_, _, ()>("outbox:audit", "no stream")
+        .await
+        .unwrap();
+    let relay = pair.relay().spawn().unwrap();
+    pair.leads(&relay).await;
+    pair.write("orders", "a", 20).await;
+    pair.write("audit", "b", 20).await;
+    pair.reaches("orders", 20, DEADLINE).await;
+    relay
+        .wait_for_line("refuses entries", DEADLINE)
+        .await
+        .unwrap();
+    stop(&relay).await;
+    assert_eq!(redis.del(MARKER).await, Ok(1));
+    let relay = pair.relay().spawn().unwrap();
+    pair.leads(&relay).await;
+    redis.del::<_, ()>("outbox:audit").await.unwrap();
+    pair.assert_exactly_once_after(&relay).await;
+}
+
+#[tokio::test]
 async fn a_marker_whose_gaps_went_missing_is_not_believed() {
     let mut pair = Pair::start().await;
     let relay = pair.relay().spawn().unwrap();

@@ -154,7 +154,7 @@ fn gaps_that_only_a_long_writer_holds_are_left_to_it() {
     let all = log.question().gaps_lo.len();
     assert!(all > LEFT_OUT_MIN);
     let short = log.short_question();
-    assert_eq!(short.left_to, [700]);
+    assert_eq!(short.left_to, [Holder { xid: 700, since: 1 }]);
     assert_eq!(
         short.gaps_lo.len(),
         5,
@@ -165,8 +165,8 @@ fn gaps_that_only_a_long_writer_holds_are_left_to_it() {
     trip(&mut log, &["3/1#700", "9/9"], &[], &[]);
     let short = log.short_question();
     assert_eq!(
-        (short.left_to, short.gaps_lo.len()),
-        (vec![700], 6),
+        (short.left_to.len(), short.gaps_lo.len()),
+        (1, 6),
         "what 9/9 may fill is asked for"
     );
     log.learn(writers(&["3/1#700", "9/9"]), None);
@@ -221,4 +221,33 @@ fn snapshots_tell_open_transactions_also_where_ids_wrap() {
     assert!(!is_open(u32::MAX, "8589934592:8589934593:8589934592"));
     assert!(is_open(1, "8589934591:8589934593:8589934591"));
     assert!(!is_open(5, "nonsense"));
+}
+
+#[test]
+fn after_a_cut_answer_no_gap_is_left_out() {
+    let mut log = with_a_long_writer();
+    log.learn(writers(&["3/1#700", "9/9#800"]), None);
+    let first = log.question().gaps_lo[0];
+    log.accept(Answer {
+        late: &[first],
+        late_cut: true,
+        new: &[],
+    });
+    // 9/9 has ended, but the rest of its rows was behind the cut.
+    assert_eq!(log.short_question(), log.question());
+    log.learn(writers(&["3/1#700"]), None);
+    log.accept(Answer {
+        late: &[],
+        late_cut: false,
+        new: &[],
+    });
+    assert!(!log.short_question().left_to.is_empty());
+}
+
+#[test]
+fn a_long_writer_that_stands_in_the_list_under_another_name_is_not_trusted() {
+    let mut log = with_a_long_writer();
+    let short = log.short_question();
+    log.learn(writers(&["3/0#700"]), None);
+    assert!(!log.may_trust(&short, None));
 }
