@@ -206,7 +206,9 @@ impl Keeper {
         let over: Vec<String> = self
             .held
             .keys()
-            .filter(|stream| !is_due(stream))
+            // Once begun, a hand-over is carried through, also where the share changed back meanwhile: a line that
+            // was closed has let go of messages, and nobody would read the stream again.
+            .filter(|stream| !is_due(stream) || self.closing.contains_key(*stream))
             .cloned()
             .collect();
         self.hand_over(&over).await?;

@@ -53,11 +53,10 @@ async fn conflicts_count_for_nothing(postgres: &Postgres, shop: &Shop, order: Or
     for _ in 0..2 {
         shop.publish_keyed(2, &["a", "b", "c", "d"], 0..50).await;
     }
-    eventually(DEADLINE, "two that wait for the row", || async {
-        match shop.count(WAITING).await {
-            0 | 1 => None,
-            _ => Some(()),
-        }
+    // Of competitors, one may have been given all that there is so far.
+    let waiting = if order == Order::PerKey { 2 } else { 1 };
+    eventually(DEADLINE, "handlers that wait for the row", || async {
+        shop.count(WAITING).await >= waiting
     })
     .await
     .unwrap();
@@ -73,17 +72,27 @@ async fn conflicts_count_for_nothing(postgres: &Postgres, shop: &Shop, order: Or
     })
     .await
     .unwrap();
-    assert!(refused.load(Ordering::SeqCst) >= 2);
+    assert!(i64::from(refused.load(Ordering::SeqCst)) >= waiting);
     assert_eq!(shop.dead_letters().await, []);
-    let (mut applied, mut repeated) = (0, 0);
+    // A member counts a message right after it has acknowledged it.
+    eventually(DEADLINE, "all counted by the members", || async {
+        let counts = members.iter().map(|member| member.counters.snapshot());
+        let sums = counts.fold((0, 0), |(applied, repeated), counts| {
+            (applied + counts.applied, repeated + counts.repeated)
+        });
+        if sums == (200, 200) {
+            Ok(())
+        } else {
+            Err(sums)
+        }
+    })
+    .await
+    .unwrap();
     for member in members {
         let counts = member.counters.snapshot();
         assert_eq!((counts.failed, counts.dead, counts.lost), (0, 0, 0));
-        applied += counts.applied;
-        repeated += counts.repeated;
         member.stop().await;
     }
-    assert_eq!((applied, repeated), (200, 200));
     assert_eq!(shop.count(counted).await, 200);
 }
 
