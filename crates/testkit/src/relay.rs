@@ -1,14 +1,14 @@
 //! The relay's daemon as a process: which binary, and with what.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::{Process, ProcessBuilder};
 
 /// Names the relay's binary, for tests that are not built beside it.
 const RELAY_VARIABLE: &str = "OUTBOX_RELAY_BIN";
 
-/// The relay's binary: what `OUTBOX_RELAY_BIN` names, else `outbox-relay` beside the directory of the running
-/// test binary, where cargo puts it. It is what the last build made: a test in another package does not build it.
+/// The relay's binary: what `OUTBOX_RELAY_BIN` names, else `outbox-relay` beside the running program or, for
+/// a test, where cargo puts binaries. It is what the last build made: a test in another package does not build it.
 ///
 /// # Panics
 ///
@@ -23,19 +23,21 @@ pub fn relay_binary() -> PathBuf {
         );
         return path;
     }
-    let test = std::env::current_exe().expect("the system knows the path of a running program");
-    let dir = test
-        .parent()
-        .and_then(Path::parent)
-        .expect("a test binary is below target/PROFILE");
-    let path = dir.join("outbox-relay");
-    assert!(
-        path.is_file(),
-        "there is no {}: run `cargo build -p outbox-relay` with the same profile first, or name the binary in \
-         {RELAY_VARIABLE}",
-        path.display(),
-    );
-    path
+    let program = std::env::current_exe().expect("the system knows the path of a running program");
+    // Tests are in `deps/` of the directory in which the binaries are.
+    let found = program
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|dir| dir.join("outbox-relay"))
+        .find(|path| path.is_file());
+    found.unwrap_or_else(|| {
+        panic!(
+            "there is no outbox-relay beside {}: run `cargo build -p outbox-relay` with the same profile first, or \
+             name the binary in {RELAY_VARIABLE}",
+            program.display(),
+        )
+    })
 }
 
 /// `outbox-relay run`, with its two servers in `DATABASE_URL` and `REDIS_URL`; add arguments, then spawn.

@@ -1,0 +1,404 @@
+//! What is left in the end, and what is counted in it.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    time::{Duration, Instant},
+};
+
+use redis::{
+    aio::MultiplexedConnection,
+    streams::{StreamInfoGroupsReply, StreamRangeReply},
+};
+use serde::Serialize;
+
+use crate::{
+    Result,
+    order::{STREAM, Way, customer_and_number},
+    programs::{CURSOR, EFFECT_KEYS, GROUP},
+    stage::{Arm, DEADLINE, Stage, until},
+};
+
+/// How long naive code gets to finish: it may never.
+const CONTROL_DEADLINE: Duration = Duration::from_secs(20);
+
+/// Entries that are read in one go.
+const ENTRIES_MAX: usize = 10_000;
+
+const SENT: &str = "SELECT count(*) = 0 FROM outbox.message_status WHERE NOT sent";
+const MARKED: &str = "SELECT count(*) = 0 FROM plain_outbox WHERE sent_at IS NULL";
+const PASSED: &str = "SELECT coalesce(max(id), 0) <= $1 FROM plain_outbox";
+const ORDERS: &str = "SELECT key FROM orders";
+const DEAD: &str = "SELECT message_key FROM inbox.dead_letters WHERE consumer_group = $1";
+
+/// A column of the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Column {
+    /// Facts without a message in the stream, or without an effect.
+    Lost,
+    /// Messages without a fact.
+    Phantom,
+    /// Entries beyond the first of their key.
+    DoubledInStream,
+    /// Effects beyond the first of their key.
+    DoubledEffects,
+    /// Messages that stand, or effects that came, behind a later one of the same customer.
+    OutOfOrder,
+    /// Facts that were committed and that Postgres does not have any more.
+    LostByPostgres,
+}
+
+impl Column {
+    /// All, in the report's order.
+    pub const ALL: [Column; 6] = [
+        Column::Lost,
+        Column::Phantom,
+        Column::DoubledInStream,
+        Column::DoubledEffects,
+        Column::OutOfOrder,
+        Column::LostByPostgres,
+    ];
+}
+
+impl fmt::Display for Column {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Column::Lost => "lost",
+            Column::Phantom => "phantom",
+            Column::DoubledInStream => "doubled in stream",
+            Column::DoubledEffects => "doubled effects",
+            Column::OutOfOrder => "out of order",
+            Column::LostByPostgres => "lost by Postgres",
+        })
+    }
+}
+
+/// What was counted in one run.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Counts {
+    /// Facts in the end.
+    pub messages: usize,
+    lost: usize,
+    phantom: usize,
+    doubled_in_stream: usize,
+    /// `None` where nobody consumed.
+    doubled_effects: Option<usize>,
+    out_of_order: usize,
+    lost_by_postgres: usize,
+    /// From the blow until a message written after the fault stood in the stream.
+    #[serde(serialize_with = "seconds")]
+    pub recovery: Option<Duration>,
+    /// Measurements of the scenario.
+    pub notes: Vec<String>,
+}
+
+fn seconds<S: serde::Serializer>(
+    time: &Option<Duration>,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    time.map(|time| time.as_secs_f64()).serialize(serializer)
+}
+
+impl Counts {
+    /// One of the counts; `None` where it was not counted.
+    #[must_use]
+    pub fn get(&self, column: Column) -> Option<usize> {
+        match column {
+            Column::Lost => Some(self.lost),
+            Column::Phantom => Some(self.phantom),
+            Column::DoubledInStream => Some(self.doubled_in_stream),
+            Column::DoubledEffects => self.doubled_effects,
+            Column::OutOfOrder => Some(self.out_of_order),
+            Column::LostByPostgres => Some(self.lost_by_postgres),
+        }
+    }
+}
+
+/// The keys that are left in the end.
+#[derive(Debug, Default)]
+pub(crate) struct Evidence {
+    orders: HashSet<String>,
+    /// Committed once, as a shop or a witness saw.
+    committed: HashSet<String>,
+    /// In the stream's order.
+    stream: Vec<String>,
+    /// In the order of the effects; `None` where nobody consumed.
+    effects: Option<Vec<String>>,
+    /// Set aside by the consumer's group, and meant to be.
+    set_aside: HashSet<String>,
+}
+
+impl Evidence {
+    /// Waits until everything has arrived, or nothing more comes, and takes stock.
+    pub(crate) async fn after_settling(stage: &Stage) -> Result<Self> {
+        let deadline = match stage.arm {
+            Arm::Control => CONTROL_DEADLINE,
+            Arm::Outbox => DEADLINE,
+        };
+        // What has not settled in time is counted as it is: lost, where it is missing.
+        let settled = until(deadline, "a run with nothing left to do", || {
+            stage.is_settled()
+        })
+        .await;
+        let mut evidence = Self::take(stage).await?;
+        evidence.keep_poison(stage).await?;
+        if let (Arm::Outbox, Err(e)) = (stage.arm, settled) {
+            let counts = evidence.counts(false);
+            return Err(format!("{e}; so far {counts:?}").into());
+        }
+        Ok(evidence)
+    }
+
+    async fn take(stage: &Stage) -> Result<Self> {
+        let orders = keys(&stage.shop_client().await?, ORDERS).await?;
+        let mut committed = stage.acknowledged()?;
+        committed.extend(stage.witnessed.iter().cloned());
+        let effects = if stage.has_consumer() {
+            let sql = match (&stage.suite.own_consumer, stage.arm) {
+                (Some(own), Arm::Outbox) => own.effects_sql.as_str(),
+                _ => EFFECT_KEYS,
+            };
+            Some(keys(&stage.warehouse_client().await?, sql).await?)
+        } else {
+            None
+        };
+        Ok(Self {
+            orders: orders.into_iter().collect(),
+            committed,
+            stream: stage.follow_from_start().await?.rest().await?,
+            effects,
+            set_aside: HashSet::new(),
+        })
+    }
+
+    async fn keep_poison(&mut self, stage: &Stage) -> Result {
+        if stage.arm == Arm::Outbox {
+            let client = stage.warehouse_client().await?;
+            let dead = client.query(DEAD, &[&GROUP]).await?;
+            let dead = dead.iter().map(|row| row.get::<_, String>(0));
+            self.set_aside = dead.filter(|key| stage.poison.contains(key)).collect();
+        }
+        Ok(())
+    }
+
+    /// Counts. `published_may_be_forgotten`: an entry of a fact that Postgres forgot is no phantom.
+    pub(crate) fn counts(&self, published_may_be_forgotten: bool) -> Counts {
+        let in_stream: HashSet<&str> = self.stream.iter().map(String::as_str).collect();
+        let effects = self.effects.as_deref();
+        let applied: Option<HashSet<&str>> =
+            effects.map(|effects| effects.iter().map(String::as_str).collect());
+        let has_effect = |key: &String| match &applied {
+            Some(applied) => applied.contains(key.as_str()) || self.set_aside.contains(key),
+            None => true,
+        };
+        let lost = |key: &&String| !in_stream.contains(key.as_str()) || !has_effect(key);
+        let excused = |key: &str| published_may_be_forgotten && self.committed.contains(key);
+        let seen: HashSet<&str> = in_stream
+            .iter()
+            .chain(applied.iter().flatten())
+            .copied()
+            .collect();
+        let phantom = seen
+            .into_iter()
+            .filter(|key| !self.orders.contains(*key) && !excused(key));
+        Counts {
+            messages: self.orders.len(),
+            lost: self.orders.iter().filter(lost).count(),
+            phantom: phantom.count(),
+            doubled_in_stream: self.stream.len() - in_stream.len(),
+            doubled_effects: effects
+                .zip(applied.as_ref())
+                .map(|(all, once)| all.len() - once.len()),
+            out_of_order: self.out_of_order(&self.stream)
+                + effects.map_or(0, |effects| self.out_of_order(effects)),
+            lost_by_postgres: self.committed.difference(&self.orders).count(),
+            ..Counts::default()
+        }
+    }
+
+    /// Keys whose first place is behind a later number of their customer. Numbers of forgotten orders are given again,
+    /// so they do not count.
+    fn out_of_order(&self, keys: &[String]) -> usize {
+        let mut latest: HashMap<&str, i64> = HashMap::new();
+        let mut seen: HashSet<&str> = HashSet::new();
+        let mut count = 0;
+        for key in keys.iter().filter(|key| self.orders.contains(*key)) {
+            let Some((customer, number)) = customer_and_number(key) else {
+                continue;
+            };
+            if !seen.insert(key) {
+                continue;
+            }
+            let latest = latest.entry(customer).or_insert(number);
+            if number < *latest {
+                count += 1;
+            }
+            *latest = number.max(*latest);
+        }
+        count
+    }
+}
+
+impl Stage {
+    /// Whether nothing is left to do for anybody.
+    async fn is_settled(&self) -> Result<bool> {
+        let client = self.shop_client().await?;
+        let mut redis = self.servers.redis.connect().await?;
+        let carried = match self.way() {
+            Way::Outbox => client.query_one(SENT, &[]).await?.get(0),
+            Way::Plain if self.naive().keeps_cursor() => {
+                let cursor: Option<i64> = redis::cmd("GET")
+                    .arg(CURSOR)
+                    .query_async(&mut redis)
+                    .await?;
+                client
+                    .query_one(PASSED, &[&cursor.unwrap_or(0)])
+                    .await?
+                    .get(0)
+            }
+            Way::Plain => client.query_one(MARKED, &[]).await?.get(0),
+            Way::CommitThenEnqueue | Way::EnqueueThenCommit => true,
+        };
+        Ok(carried && (!self.has_consumer() || nothing_left(&mut redis).await?))
+    }
+
+    /// Follows the stream from its present end.
+    pub(crate) async fn follow(&self) -> Result<Follower> {
+        let mut follower = self.follow_from_start().await?;
+        let last: StreamRangeReply = redis::cmd("XREVRANGE")
+            .arg(&[STREAM, "+", "-", "COUNT", "1"])
+            .query_async(&mut follower.redis)
+            .await?;
+        follower.after = last.ids.first().map(|entry| entry.id.clone());
+        Ok(follower)
+    }
+
+    pub(crate) async fn follow_from_start(&self) -> Result<Follower> {
+        Ok(Follower {
+            redis: self.servers.redis.connect().await?,
+            after: None,
+        })
+    }
+}
+
+/// Whether the group has been given and has acknowledged everything in the stream.
+async fn nothing_left(redis: &mut MultiplexedConnection) -> Result<bool> {
+    let last: StreamRangeReply = redis::cmd("XREVRANGE")
+        .arg(&[STREAM, "+", "-", "COUNT", "1"])
+        .query_async(redis)
+        .await?;
+    let groups: StreamInfoGroupsReply = redis::cmd("XINFO")
+        .arg(&["GROUPS", STREAM])
+        .query_async(redis)
+        .await?;
+    let last = last.ids.first().map(|entry| entry.id.as_str());
+    let group = groups.groups.iter().find(|group| group.name == GROUP);
+    Ok(group
+        .is_some_and(|group| group.pending == 0 && Some(group.last_delivered_id.as_str()) == last))
+}
+
+/// Reads the stream on and on.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    redis: MultiplexedConnection,
+    /// The last entry that was read.
+    after: Option<String>,
+}
+
+impl Follower {
+    /// Message keys of the next entries; none at the present end.
+    async fn next(&mut self) -> Result<Vec<String>> {
+        let start = self
+            .after
+            .as_ref()
+            .map_or("-".to_owned(), |id| format!("({id}"));
+        let page: StreamRangeReply = redis::cmd("XRANGE")
+            .arg(&[STREAM, &start, "+", "COUNT", &ENTRIES_MAX.to_string()])
+            .query_async(&mut self.redis)
+            .await?;
+        if let Some(last) = page.ids.last() {
+            self.after = Some(last.id.clone());
+        }
+        let keys = page.ids.iter().map(|entry| entry.get("message_key"));
+        keys.map(|key| key.ok_or_else(|| "an entry without a message key".into()))
+            .collect()
+    }
+
+    /// Message keys of all entries up to the present end.
+    pub(crate) async fn rest(&mut self) -> Result<Vec<String>> {
+        let mut all = Vec::new();
+        loop {
+            let page = self.next().await?;
+            if page.is_empty() {
+                return Ok(all);
+            }
+            all.extend(page);
+        }
+    }
+
+    /// Whether a message arrives in time.
+    pub(crate) async fn arrives(&mut self, key: &str, deadline: Duration) -> Result<bool> {
+        let started = Instant::now();
+        while started.elapsed() < deadline {
+            if self.next().await?.iter().any(|other| other == key) {
+                return Ok(true);
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(false)
+    }
+}
+
+async fn keys(client: &tokio_postgres::Client, sql: &str) -> Result<Vec<String>> {
+    let rows = client.query(sql, &[]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(keys: &[&str]) -> HashSet<String> {
+        keys.iter().map(|key| (*key).to_owned()).collect()
+    }
+
+    fn list(keys: &[&str]) -> Vec<String> {
+        keys.iter().map(|key| (*key).to_owned()).collect()
+    }
+
+    #[test]
+    fn each_column_counts_its_own_kind() {
+        let evidence = Evidence {
+            orders: set(&["a-1-x", "a-2-x", "a-3-x", "b-1-x", "b-2-x"]),
+            committed: set(&["a-1-x", "a-9-gone"]),
+            // a-3 is missing, a-1 is behind a-2, b-1 stands twice, and b-8 has no order.
+            stream: list(&["a-2-x", "a-1-x", "b-1-x", "b-1-x", "b-2-x", "b-8-x"]),
+            effects: Some(list(&["a-2-x", "b-1-x", "b-2-x", "b-2-x", "b-2-x"])),
+            set_aside: HashSet::new(),
+        };
+        let counts = evidence.counts(false);
+        let all: Vec<_> = Column::ALL
+            .iter()
+            .map(|column| counts.get(*column))
+            .collect();
+        // Lost: a-3 is nowhere, and a-1 has no effect.
+        assert_eq!(all, [Some(2), Some(1), Some(1), Some(2), Some(1), Some(1)]);
+        assert_eq!(counts.messages, 5);
+    }
+
+    #[test]
+    fn what_postgres_forgot_may_have_been_published_only_where_that_is_said() {
+        let evidence = Evidence {
+            orders: set(&["a-1-x", "a-1-new"]),
+            committed: set(&["a-1-x", "a-1-gone", "a-2-gone"]),
+            stream: list(&["a-1-x", "a-1-gone", "a-2-gone", "a-1-new"]),
+            ..Evidence::default()
+        };
+        let counts = evidence.counts(true);
+        assert_eq!(counts.get(Column::Phantom), Some(0));
+        assert_eq!(counts.get(Column::LostByPostgres), Some(2));
+        assert_eq!(counts.get(Column::OutOfOrder), Some(0));
+        assert_eq!(counts.get(Column::DoubledEffects), None);
+        assert_eq!(evidence.counts(false).get(Column::Phantom), Some(2));
+    }
+}

@@ -1,0 +1,56 @@
+//! The network before one process: a proxy to each server, so that a fault can hit one process and not the others.
+
+use outbox_testkit::Proxy;
+
+use crate::{Result, stage::Servers};
+
+/// The two proxies of one process.
+#[derive(Debug)]
+pub struct Link {
+    /// To the Postgres that the process uses.
+    pub postgres: Proxy,
+    /// To Redis.
+    pub redis: Proxy,
+    postgres_url: String,
+    redis_url: String,
+}
+
+impl Link {
+    /// To the shop's database and Redis.
+    pub(crate) async fn to_shop(servers: &Servers) -> Result<Self> {
+        let postgres = Proxy::start(servers.postgres.port()).await?;
+        let postgres_url = servers.postgres.url_via(postgres.port(), &servers.shop);
+        Self::with(postgres, postgres_url, servers).await
+    }
+
+    /// To the warehouse's database, which is on a server of its own, and Redis.
+    pub(crate) async fn to_warehouse(servers: &Servers) -> Result<Self> {
+        let server = servers.warehouse_server;
+        let postgres = Proxy::start(server.port()).await?;
+        let postgres_url = server.url_via(postgres.port(), &servers.warehouse);
+        Self::with(postgres, postgres_url, servers).await
+    }
+
+    async fn with(postgres: Proxy, postgres_url: String, servers: &Servers) -> Result<Self> {
+        let redis = Proxy::start(servers.redis.port()).await?;
+        let redis_url = servers.redis.url_via(redis.port());
+        Ok(Self {
+            postgres,
+            redis,
+            postgres_url,
+            redis_url,
+        })
+    }
+
+    /// The address of Postgres through the proxy.
+    #[must_use]
+    pub fn postgres_url(&self) -> &str {
+        &self.postgres_url
+    }
+
+    /// The address of Redis through the proxy.
+    #[must_use]
+    pub fn redis_url(&self) -> &str {
+        &self.redis_url
+    }
+}

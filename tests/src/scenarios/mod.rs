@@ -1,0 +1,11 @@
+//! All faults, a file for each family.
+
+mod window_one;
+
+use crate::Scenario;
+
+/// Every scenario, in the report's order.
+#[must_use]
+pub fn all() -> Vec<Scenario> {
+    [window_one::SCENARIOS].concat()
+}

@@ -1,0 +1,457 @@
+//! The servers and processes of one run, and what a fault can do to them.
+
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use clap::ValueEnum;
+use outbox_testkit::{
+    Postgres, PostgresBuilder, Process, ProcessBuilder, Redis, RedisBuilder, eventually,
+};
+use tempfile::TempDir;
+use tokio_postgres::Client;
+
+use crate::{
+    Error, OwnConsumer, Result,
+    link::Link,
+    order::{KEY_LEN, SHOP_TABLES, Way},
+    programs::{EFFECTS_TABLE, GROUP},
+    scenario::{Naive, Scale},
+};
+
+/// Longer than anything takes on a busy machine; a run that waits this long for one step has failed.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Who carries the messages in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arm {
+    /// The naive code that the scenario names.
+    Control,
+    /// Outbox, relay and consumer.
+    Outbox,
+}
+
+/// Where things are. A fault may put another server in the place of one.
+#[derive(Debug)]
+pub struct Servers {
+    /// The shop's.
+    pub postgres: Postgres,
+    /// Everybody's.
+    pub redis: Redis,
+    /// The shop's database.
+    pub shop: String,
+    /// A server that no scenario faults.
+    pub warehouse_server: &'static Postgres,
+    /// The warehouse's database.
+    pub warehouse: String,
+}
+
+/// One process with the network before it.
+#[derive(Debug)]
+pub struct Actor {
+    /// The process.
+    pub process: Process,
+    /// Its way to the servers.
+    pub link: Link,
+}
+
+/// What stays the same over all runs of a suite.
+#[derive(Clone, Debug)]
+pub struct Suite {
+    /// The binary of this package, which also is every naive program.
+    pub programs: PathBuf,
+    /// A consumer of the user's in the place of ours.
+    pub own_consumer: Option<OwnConsumer>,
+    /// How large the runs are.
+    pub scale: Scale,
+    /// What random faults are drawn from.
+    pub seed: u64,
+}
+
+/// How the servers of a scenario are set up and what its processes are told beyond the usual.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// Options of the shop's Postgres.
+    pub postgres: fn(PostgresBuilder) -> PostgresBuilder,
+    /// Options of Redis.
+    pub redis: fn(RedisBuilder) -> RedisBuilder,
+    /// Further arguments of the relay, besides its defaults.
+    pub relay: &'static [&'static str],
+    /// Further arguments of the shop.
+    pub shop: &'static [&'static str],
+    /// Further arguments of the consumer, ours and the naive one.
+    pub consumer: &'static [&'static str],
+}
+
+impl Setting {
+    /// Servers and processes with their defaults.
+    pub const USUAL: Self = Self {
+        postgres: |builder| builder,
+        redis: |builder| builder,
+        relay: &[],
+        shop: &[],
+        consumer: &[],
+    };
+}
+
+/// One run: its servers, its processes, and what is known about it so far.
+#[derive(Debug)]
+pub struct Stage {
+    /// Who carries the messages.
+    pub arm: Arm,
+    /// The servers.
+    pub servers: Servers,
+    /// The shop's processes; none after [`kill_shop`](Self::kill_shop).
+    pub shops: Vec<Actor>,
+    /// Relays, or the naive programs in their place.
+    pub carriers: Vec<Actor>,
+    /// Consumers; none where the naive code has none.
+    pub consumers: Vec<Actor>,
+    /// The suite's settings.
+    pub suite: Suite,
+    /// Facts that were committed and that Postgres may forget: see [`witness`](Self::witness).
+    pub(crate) witnessed: HashSet<String>,
+    /// Keys that the consumer must set aside, for a scenario whose handler cannot succeed for them.
+    pub(crate) poison: HashSet<String>,
+    /// Measurements that belong into the report.
+    pub(crate) notes: Vec<String>,
+    pub(crate) struck: Option<Instant>,
+    naive: Naive,
+    setting: Setting,
+    files: TempDir,
+}
+
+impl Stage {
+    /// Starts the servers, and nothing else.
+    pub(crate) async fn open(
+        arm: Arm,
+        naive: Naive,
+        setting: Setting,
+        suite: Suite,
+    ) -> Result<Self> {
+        let postgres = (setting.postgres)(Postgres::builder()).start().await?;
+        let redis = (setting.redis)(Redis::builder()).start().await?;
+        let warehouse_server = Postgres::shared().await?;
+        let shop = postgres.fresh_outbox().await?;
+        let warehouse = warehouse_server.fresh_inbox().await?;
+        let servers = Servers {
+            postgres,
+            redis,
+            shop,
+            warehouse_server,
+            warehouse,
+        };
+        let stage = Self {
+            arm,
+            servers,
+            shops: Vec::new(),
+            carriers: Vec::new(),
+            consumers: Vec::new(),
+            suite,
+            witnessed: HashSet::new(),
+            poison: HashSet::new(),
+            notes: Vec::new(),
+            struck: None,
+            naive,
+            setting,
+            files: TempDir::new()?,
+        };
+        stage
+            .shop_client()
+            .await?
+            .batch_execute(SHOP_TABLES)
+            .await?;
+        let effects = match &stage.suite.own_consumer {
+            Some(own) => own.setup_sql.clone(),
+            None => EFFECTS_TABLE.to_owned(),
+        };
+        stage
+            .warehouse_client()
+            .await?
+            .batch_execute(&effects)
+            .await?;
+        Ok(stage)
+    }
+
+    /// How the shop's messages get on their way in this run.
+    #[must_use]
+    pub fn way(&self) -> Way {
+        match self.arm {
+            Arm::Control => self.naive.way(),
+            Arm::Outbox => Way::Outbox,
+        }
+    }
+
+    /// Starts one more shop that takes orders until it is stopped.
+    ///
+    /// # Errors
+    ///
+    /// The process does not start.
+    pub async fn start_shop(&mut self) -> Result {
+        let link = Link::to_shop(&self.servers).await?;
+        let way = self
+            .way()
+            .to_possible_value()
+            .ok_or("a way without a name")?;
+        let process = self
+            .program("shop", &link)
+            .args(["--way", way.get_name()])
+            .arg("--acknowledged")
+            .arg(self.acknowledged_file())
+            .args(self.setting.shop)
+            .spawn()?;
+        self.shops.push(Actor { process, link });
+        Ok(())
+    }
+
+    /// Stops all shops after the orders that they are at, as a deployment does.
+    ///
+    /// # Errors
+    ///
+    /// One does not stop in time.
+    pub async fn stop_shops(&mut self) -> Result {
+        for shop in self.shops.drain(..) {
+            shop.process.terminate();
+            let status = shop.process.wait(DEADLINE).await?;
+            if !status.success() {
+                return Err(failed("the shop", &shop.process).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Kills all shops with SIGKILL.
+    pub fn kill_shops(&mut self) {
+        for shop in self.shops.drain(..) {
+            shop.process.kill9();
+        }
+    }
+
+    /// Starts one more relay, or what stands in its place; nothing where the naive shop carries its messages itself.
+    ///
+    /// # Errors
+    ///
+    /// The process does not start.
+    pub async fn start_carrier(&mut self) -> Result {
+        let number = self.carriers.len() + 1;
+        let link = Link::to_shop(&self.servers).await?;
+        let builder = match (self.arm, self.naive.carrier()) {
+            (Arm::Control, None) => return Ok(()),
+            (Arm::Control, Some([program, flags @ ..])) => self.program(program, &link).args(flags),
+            (Arm::Control, Some([])) | (Arm::Outbox, _) => {
+                outbox_testkit::relay(link.postgres_url(), link.redis_url())
+                    .args(["--name", &format!("relay-{number}")])
+                    .args(self.setting.relay)
+            }
+        };
+        let process = builder.spawn()?;
+        self.carriers.push(Actor { process, link });
+        Ok(())
+    }
+
+    /// Starts one more consumer; nothing where the control has none.
+    ///
+    /// # Errors
+    ///
+    /// The process does not start.
+    pub async fn start_consumer(&mut self) -> Result {
+        let link = Link::to_warehouse(&self.servers).await?;
+        let builder = match (self.arm, self.naive.consumer()) {
+            (Arm::Control, None) => return Ok(()),
+            (Arm::Control, Some(flags)) => self.program("naive-consumer", &link).args(flags),
+            (Arm::Outbox, _) => match &self.suite.own_consumer {
+                Some(own) => Process::builder(&own.program)
+                    .env("DATABASE_URL", link.postgres_url())
+                    .env("REDIS_URL", link.redis_url()),
+                None => self.program("warehouse", &link),
+            },
+        };
+        let name = format!("consumer-{}", self.consumers.len() + 1);
+        let process = builder
+            .env("CONSUMER_NAME", name)
+            .args(self.setting.consumer)
+            .spawn()?;
+        self.consumers.push(Actor { process, link });
+        Ok(())
+    }
+
+    /// Kills a relay, or what stands in its place, with SIGKILL, and starts another.
+    ///
+    /// # Errors
+    ///
+    /// The process does not start.
+    pub async fn replace_carrier(&mut self, index: usize) -> Result {
+        self.carriers.remove(index).process.kill9();
+        self.start_carrier().await
+    }
+
+    /// Kills a consumer with SIGKILL and starts another.
+    ///
+    /// # Errors
+    ///
+    /// The process does not start.
+    pub async fn replace_consumer(&mut self, index: usize) -> Result {
+        self.consumers.remove(index).process.kill9();
+        self.start_consumer().await
+    }
+
+    /// Waits until the shops have acknowledged this many orders more.
+    ///
+    /// # Errors
+    ///
+    /// They do not in time.
+    pub async fn orders_acknowledged(&self, more: usize) -> Result {
+        let wanted = self.acknowledged_count() + more;
+        let what = format!("{wanted} acknowledged orders");
+        eventually(DEADLINE, &what, || async {
+            let count = self.acknowledged_count();
+            if count >= wanted { Ok(()) } else { Err(count) }
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Notes the moment from which recovery is measured; without it, that is when the strike has ended.
+    pub fn mark_struck(&mut self) {
+        self.struck = Some(Instant::now());
+    }
+
+    /// Adds a measurement to the report.
+    pub fn note(&mut self, note: impl Into<String>) {
+        self.notes.push(note.into());
+    }
+
+    /// Remembers all orders that the shop's Postgres has now. What of them is gone in the end was forgotten by Postgres:
+    /// call it when nothing more will be committed on a server that then falls back.
+    ///
+    /// # Errors
+    ///
+    /// The server cannot be asked.
+    pub async fn witness(&mut self) -> Result {
+        let client = self.shop_client().await?;
+        let rows = client.query("SELECT key FROM orders", &[]).await?;
+        self.witnessed
+            .extend(rows.iter().map(|row| row.get::<_, String>(0)));
+        Ok(())
+    }
+
+    /// Puts another Redis in the place of the present one, which is returned; everybody's connections go to the new one
+    /// from their next connection on.
+    ///
+    /// # Errors
+    ///
+    /// A proxy fails.
+    pub async fn put_redis(&mut self, redis: Redis) -> Result<Redis> {
+        for link in self.links() {
+            link.redis.retarget(redis.port()).await?;
+        }
+        Ok(std::mem::replace(&mut self.servers.redis, redis))
+    }
+
+    /// Puts another Postgres in the place of the shop's, which is returned. Open connections stay where they are.
+    ///
+    /// # Errors
+    ///
+    /// A proxy fails.
+    pub async fn put_postgres(&mut self, postgres: Postgres) -> Result<Postgres> {
+        for actor in self.shops.iter().chain(&self.carriers) {
+            actor.link.postgres.retarget(postgres.port()).await?;
+        }
+        Ok(std::mem::replace(&mut self.servers.postgres, postgres))
+    }
+
+    /// The network before every process.
+    pub fn links(&self) -> impl Iterator<Item = &Link> {
+        let actors = self.shops.iter().chain(&self.carriers);
+        actors.chain(&self.consumers).map(|actor| &actor.link)
+    }
+
+    /// A connection to the shop's database, not through a proxy.
+    ///
+    /// # Errors
+    ///
+    /// The server cannot be reached.
+    pub async fn shop_client(&self) -> Result<Client> {
+        Ok(self.servers.postgres.connect(&self.servers.shop).await?)
+    }
+
+    /// A connection to the warehouse's database, not through a proxy.
+    ///
+    /// # Errors
+    ///
+    /// The server cannot be reached.
+    pub async fn warehouse_client(&self) -> Result<Client> {
+        let server = self.servers.warehouse_server;
+        Ok(server.connect(&self.servers.warehouse).await?)
+    }
+
+    /// Whether effects can be counted in this run.
+    #[must_use]
+    pub fn has_consumer(&self) -> bool {
+        self.arm == Arm::Outbox || self.naive.consumer().is_some()
+    }
+
+    pub(crate) fn naive(&self) -> Naive {
+        self.naive
+    }
+
+    /// How many orders the shops have acknowledged.
+    #[must_use]
+    pub fn acknowledged_count(&self) -> usize {
+        // Before the first shop there is no file.
+        let bytes = std::fs::metadata(self.acknowledged_file()).map_or(0, |file| file.len());
+        usize::try_from(bytes).unwrap_or(usize::MAX) / (KEY_LEN + 1)
+    }
+
+    /// The keys of all orders that a shop has acknowledged.
+    pub(crate) fn acknowledged(&self) -> Result<HashSet<String>> {
+        let keys = std::fs::read_to_string(self.acknowledged_file())?;
+        Ok(keys.lines().map(str::to_owned).collect())
+    }
+
+    fn acknowledged_file(&self) -> PathBuf {
+        Path::join(self.files.path(), "acknowledged")
+    }
+
+    /// A program of this package, with its servers.
+    pub(crate) fn program(&self, name: &str, link: &Link) -> ProcessBuilder {
+        Process::builder(&self.suite.programs)
+            .args(["program", name])
+            .env("DATABASE_URL", link.postgres_url())
+            .env("REDIS_URL", link.redis_url())
+            .env("CONSUMER_GROUP", GROUP)
+    }
+}
+
+/// Says how a process ended, with its last lines.
+pub(crate) fn failed(what: &str, process: &Process) -> String {
+    let lines = process.lines();
+    let last = lines[lines.len().saturating_sub(20)..].join("\n");
+    format!("{what} ended with {:?}:\n{last}", process.exit_status())
+}
+
+/// Waits for a condition. A look that fails counts as one that saw nothing: servers are down in between.
+///
+/// # Errors
+///
+/// Not in time.
+pub(crate) async fn until<F: Future<Output = Result<bool>>>(
+    deadline: Duration,
+    what: &str,
+    mut condition: impl FnMut() -> F,
+) -> Result {
+    eventually(deadline, what, || {
+        let holds = condition();
+        async move {
+            match holds.await {
+                Ok(true) => Ok(()),
+                Ok(false) => Err("not yet".to_owned()),
+                Err(e) => Err(Error::to_string(&e)),
+            }
+        }
+    })
+    .await?;
+    Ok(())
+}
