@@ -8,12 +8,13 @@ export RUST_TEST_THREADS ?= 4
 # Failure injection is aimed at the binary that is shipped.
 RELAY := $(TARGET_DIR)/release/outbox-relay
 
-.PHONY: help demo test failures check format-check lint docs relay servers cargo
+.PHONY: help demo test failures soak check format-check lint docs relay servers cargo
 
 help:
 	@echo "make demo    the order shop on private servers, two of them killed in the middle (DEMO_ORDERS=20000)"
 	@echo "make test    formatting, lints, documentation, all tests and doctests; what CI runs"
 	@echo "make failures  every fault of the failure suite, against naive code and against the outbox; prints a table"
+	@echo "make soak    its soak alone, reproducible (SECONDS=600 SEED=1)"
 	@echo "make check   the quick part of it: formatting and lints"
 	@echo "make relay   the release binary of the relay"
 
@@ -28,6 +29,11 @@ test: servers check docs relay
 failures: servers cargo
 	$(CARGO) build --release --locked -p outbox-relay -p outbox-tests
 	@exec $(TARGET_DIR)/release/outbox-failures run --report $(TARGET_DIR) $(ARGS)
+
+SECONDS ?= 600
+SEED ?= 1
+soak:
+	$(MAKE) failures ARGS="--only soak --soak-seconds $(SECONDS) --seed $(SEED)"
 
 check: format-check lint
 

@@ -3,10 +3,14 @@
 use std::{
     path::PathBuf,
     process::{ExitCode, Termination},
+    time::Duration,
 };
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use outbox_tests::{Report, Scale, Scenario, Suite, scenarios};
+
+/// How long the soak strikes.
+const SOAK: Duration = Duration::from_secs(60);
 
 fn main() -> impl Termination {
     let mut arguments = Arguments::from_args();
@@ -32,6 +36,7 @@ fn passes(scenario: Scenario) -> Result<(), Failed> {
         own_consumer: None,
         scale: Scale::Short,
         seed: 1,
+        soak: SOAK,
     };
     let runtime = tokio::runtime::Runtime::new()?;
     let outcome = runtime.block_on(scenario.run(&suite));

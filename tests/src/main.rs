@@ -2,7 +2,7 @@
 
 #![allow(clippy::print_stdout, reason = "the report is the output")]
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 use outbox_tests::{OwnConsumerFlags, Program, Report, Result, Scale, Suite, scenarios};
@@ -38,6 +38,9 @@ struct Run {
     /// What random moments and faults are drawn from
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Seconds that the soak strikes
+    #[arg(long, default_value_t = 120)]
+    soak_seconds: u64,
     /// Directory of the report
     #[arg(long, default_value = "target")]
     report: PathBuf,
@@ -70,6 +73,7 @@ impl Run {
                 Scale::Full
             },
             seed: self.seed,
+            soak: Duration::from_secs(self.soak_seconds),
         };
         let mut report = Report::default();
         for scenario in scenarios::all() {

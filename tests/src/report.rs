@@ -64,8 +64,11 @@ impl Report {
             text += &line(outcome);
         }
         for outcome in &self.outcomes {
-            for (arm, counts) in [("control", &outcome.control), ("outbox", &outcome.outbox)] {
-                for note in counts.iter().flat_map(|counts| &counts.notes) {
+            for (arm, counts) in [
+                ("control", control(outcome)),
+                ("outbox", outcome.outbox.as_ref().ok()),
+            ] {
+                for note in counts.into_iter().flat_map(|counts| &counts.notes) {
                     let _ = write!(text, "\n- {}, {arm}: {note}", outcome.scenario.title());
                 }
             }
@@ -78,17 +81,25 @@ impl Report {
     }
 }
 
+fn control(outcome: &Outcome) -> Option<&Counts> {
+    outcome.control.as_ref()?.as_ref().ok()
+}
+
+fn naive(outcome: &Outcome) -> &'static str {
+    match outcome.control {
+        Some(_) => outcome.scenario.naive.name(),
+        None => "–",
+    }
+}
+
 fn line(outcome: &Outcome) -> String {
-    let (control, outbox) = (outcome.control.as_ref().ok(), outcome.outbox.as_ref().ok());
+    let (control, outbox) = (control(outcome), outcome.outbox.as_ref().ok());
     let pair = |show: &dyn Fn(&Counts) -> Option<String>| {
         let show =
             |counts: Option<&Counts>| counts.and_then(show).unwrap_or_else(|| "–".to_owned());
         format!("{} / {}", show(control), show(outbox))
     };
-    let mut cells = vec![
-        outcome.scenario.title(),
-        outcome.scenario.naive.name().to_owned(),
-    ];
+    let mut cells = vec![outcome.scenario.title(), naive(outcome).to_owned()];
     cells.push(pair(&|counts| Some(counts.messages.to_string())));
     for column in Column::ALL {
         cells.push(pair(&|counts| Some(counts.get(column)?.to_string())));
@@ -111,8 +122,8 @@ fn row(outcome: &Outcome) -> Row<'_> {
     Row {
         family: outcome.scenario.family,
         scenario: outcome.scenario.name,
-        control: outcome.scenario.naive.name(),
-        control_counts: outcome.control.as_ref().ok(),
+        control: naive(outcome),
+        control_counts: control(outcome),
         outbox_counts: outcome.outbox.as_ref().ok(),
         problems: outcome.problems(),
     }

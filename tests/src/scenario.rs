@@ -91,6 +91,8 @@ pub enum Shows {
     Harm(Column),
     /// This kind of fault is survived by the naive code, too; another variant of the scenario shows what is not.
     Nothing,
+    /// There is no control.
+    NoControl,
 }
 
 /// Which facts Postgres itself may forget in a scenario.
@@ -146,6 +148,8 @@ pub struct Scenario {
     pub setting: Setting,
     /// How many relays, or naive programs in their place, there are.
     pub carriers: usize,
+    /// How many consumers there are.
+    pub consumers: usize,
     /// Whether the soak may strike with it again and again, on servers with default settings.
     pub repeatable: bool,
     /// The fault, from the first blow until it is over. The load goes on meanwhile.
@@ -160,8 +164,8 @@ pub type Strike = for<'a> fn(&'a mut Stage) -> BoxFuture<'a, Result>;
 pub struct Outcome {
     /// Which.
     pub scenario: Scenario,
-    /// What the naive code left.
-    pub control: Result<Counts>,
+    /// What the naive code left, where there is a control.
+    pub control: Option<Result<Counts>>,
     /// What the outbox left.
     pub outbox: Result<Counts>,
 }
@@ -176,13 +180,13 @@ impl Outcome {
             Err(e) => problems.push(format!("outbox: {e}")),
         }
         match (&self.control, self.scenario.shows) {
-            (Ok(counts), Shows::Harm(column)) if counts.get(column).unwrap_or(0) == 0 => {
+            (Some(Ok(counts)), Shows::Harm(column)) if counts.get(column).unwrap_or(0) == 0 => {
                 problems.push(format!(
                     "control: nothing {column}, so the scenario tests nothing"
                 ));
             }
-            (Ok(_), _) => {}
-            (Err(e), _) => problems.push(format!("control: {e}")),
+            (Some(Err(e)), _) => problems.push(format!("control: {e}")),
+            (Some(Ok(_)) | None, _) => {}
         }
         problems
     }
@@ -226,6 +230,7 @@ impl Scenario {
             forgets: Forgets::Nothing,
             setting: Setting::USUAL,
             carriers: 1,
+            consumers: 1,
             repeatable: false,
             strike,
         }
@@ -249,6 +254,12 @@ impl Scenario {
         self
     }
 
+    /// The same with this many consumers.
+    pub(crate) const fn consumers(mut self, consumers: usize) -> Self {
+        self.consumers = consumers;
+        self
+    }
+
     /// The same as one of the faults of the soak.
     pub(crate) const fn repeatable(mut self) -> Self {
         self.repeatable = true;
@@ -261,11 +272,14 @@ impl Scenario {
         format!("{}. {}", self.family, self.name)
     }
 
-    /// Runs both arms, one after the other.
+    /// Runs its arms, one after the other.
     pub async fn run(self, suite: &Suite) -> Outcome {
         Outcome {
             scenario: self,
-            control: self.run_arm(Arm::Control, suite).await,
+            control: match self.shows {
+                Shows::NoControl => None,
+                Shows::Harm(_) | Shows::Nothing => Some(self.run_arm(Arm::Control, suite).await),
+            },
             outbox: self.run_arm(Arm::Outbox, suite).await,
         }
     }
@@ -275,14 +289,16 @@ impl Scenario {
         for _ in 0..self.carriers {
             stage.start_carrier().await?;
         }
-        stage.start_consumer().await?;
+        for _ in 0..self.consumers {
+            stage.start_consumer().await?;
+        }
         stage.start_shop().await?;
         let orders = suite.scale.orders();
         stage.orders_acknowledged(orders).await?;
 
         (self.strike)(&mut stage).await?;
         let struck = stage.struck.unwrap_or_else(Instant::now);
-        let recovery = recovered(&stage, struck).await?;
+        let recovery = stage.recovered(struck).await?;
 
         if stage.shops.is_empty() {
             stage.start_shop().await?;
@@ -297,21 +313,23 @@ impl Scenario {
     }
 }
 
-/// The time from the blow until a message that was written after the fault stands in the stream; `None` if none came
-/// through in time, or where the naive application carries its messages itself and has nothing that could recover.
-async fn recovered(stage: &Stage, struck: Instant) -> Result<Option<Duration>> {
-    let way = stage.way();
-    if matches!(way, Way::CommitThenEnqueue | Way::EnqueueThenCommit) {
-        return Ok(None);
+impl Stage {
+    /// The time from the blow until a message that was written after the fault stands in the stream; `None` if none came
+    /// through in time, or where the naive application carries its messages itself and has nothing that could recover.
+    pub(crate) async fn recovered(&self, struck: Instant) -> Result<Option<Duration>> {
+        let way = self.way();
+        if matches!(way, Way::CommitThenEnqueue | Way::EnqueueThenCommit) {
+            return Ok(None);
+        }
+        let mut follower = self.follow().await?;
+        let key = eventually(DEADLINE, "an order after the fault", || async {
+            let mut client = self.shop_client().await.map_err(|e| e.to_string())?;
+            place(&mut client, &mut Queue::new(""), way, "probe", End::Commit)
+                .await
+                .map_err(|e| e.to_string())
+        })
+        .await?;
+        let arrived = follower.arrives(&key, DEADLINE).await?;
+        Ok(arrived.then(|| struck.elapsed()))
     }
-    let mut follower = stage.follow().await?;
-    let key = eventually(DEADLINE, "an order after the fault", || async {
-        let mut client = stage.shop_client().await.map_err(|e| e.to_string())?;
-        place(&mut client, &mut Queue::new(""), way, "probe", End::Commit)
-            .await
-            .map_err(|e| e.to_string())
-    })
-    .await?;
-    let arrived = follower.arrives(&key, DEADLINE).await?;
-    Ok(arrived.then(|| struck.elapsed()))
 }

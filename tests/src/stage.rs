@@ -68,6 +68,8 @@ pub struct Suite {
     pub scale: Scale,
     /// What random faults are drawn from.
     pub seed: u64,
+    /// How long the soak strikes.
+    pub soak: Duration,
 }
 
 /// How the servers of a scenario are set up and what its processes are told beyond the usual.
