@@ -7,7 +7,7 @@ use std::{
 };
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use outbox_tests::{Report, Scale, Scenario, Suite, scenarios};
+use outbox_tests::{OwnConsumer, Report, Scale, Scenario, Suite, scenarios};
 
 /// How long the soak strikes.
 const SOAK: Duration = Duration::from_secs(60);
@@ -17,7 +17,15 @@ fn main() -> impl Termination {
     if let (None, Ok(threads)) = (arguments.test_threads, std::env::var("RUST_TEST_THREADS")) {
         arguments.test_threads = threads.parse().ok();
     }
-    let trials = scenarios::all().into_iter().map(trial).collect();
+    let mut trials: Vec<Trial> = scenarios::all()
+        .into_iter()
+        .map(|scenario| trial(scenario.title(), scenario, None))
+        .collect();
+    trials.push(trial(
+        "a handler of one's own in the place of ours".to_owned(),
+        scenarios::all()[0],
+        Some(own_handler()),
+    ));
     let conclusion = libtest_mimic::run(&arguments, trials);
     if conclusion.has_failed() {
         ExitCode::FAILURE
@@ -26,14 +34,24 @@ fn main() -> impl Termination {
     }
 }
 
-fn trial(scenario: Scenario) -> Trial {
-    Trial::test(scenario.title(), move || passes(scenario))
+/// The example, which cargo builds when it is asked for all tests of the package.
+fn own_handler() -> OwnConsumer {
+    let programs = PathBuf::from(env!("CARGO_BIN_EXE_outbox-failures"));
+    OwnConsumer {
+        program: programs.with_file_name("examples").join("own_handler"),
+        setup_sql: "CREATE TABLE parcels (id bigserial, message_key text)".to_owned(),
+        effects_sql: "SELECT message_key FROM parcels ORDER BY id".to_owned(),
+    }
 }
 
-fn passes(scenario: Scenario) -> Result<(), Failed> {
+fn trial(title: String, scenario: Scenario, own_consumer: Option<OwnConsumer>) -> Trial {
+    Trial::test(title, move || passes(scenario, own_consumer))
+}
+
+fn passes(scenario: Scenario, own_consumer: Option<OwnConsumer>) -> Result<(), Failed> {
     let suite = Suite {
         programs: PathBuf::from(env!("CARGO_BIN_EXE_outbox-failures")),
-        own_consumer: None,
+        own_consumer,
         scale: Scale::Short,
         seed: 1,
         soak: SOAK,
