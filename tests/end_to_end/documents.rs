@@ -1,4 +1,4 @@
-//! README and ARCHITECTURE say what is so.
+//! README, ARCHITECTURE and the guarantees say what is so.
 
 use std::{
     collections::BTreeSet,
@@ -13,11 +13,12 @@ const FILE_ENDINGS: [&str; 8] = [
 ];
 
 /// A word that begins like this is a path, whatever its ending.
-const ROOTS: [&str; 6] = [
+const ROOTS: [&str; 7] = [
     "crates/",
     "migrations/",
     "tests/",
     "docker/",
+    "docs/",
     "scripts/",
     ".ci/",
 ];
@@ -130,24 +131,25 @@ fn configuration_rows(readme: &str) -> Vec<&str> {
 }
 
 #[test]
-fn every_path_that_the_map_names_exists() {
-    let map = document("ARCHITECTURE.md");
+fn every_path_that_a_document_names_exists() {
     let mut names = BTreeSet::new();
     file_names(&root(), &mut names);
-    let paths: Vec<String> = code_words(&map)
-        .iter()
-        .flat_map(|word| expand(word))
-        .filter(|word| is_path(word))
-        .collect();
-    assert!(
-        paths.len() >= 10,
-        "a map names its entry points; found {paths:?}"
-    );
-    let missing: Vec<&String> = paths.iter().filter(|p| !exists(p, &names)).collect();
-    assert!(
-        missing.is_empty(),
-        "ARCHITECTURE.md names what is not there: {missing:?}"
-    );
+    for name in ["ARCHITECTURE.md", "docs/guarantees.md"] {
+        let paths: Vec<String> = code_words(&document(name))
+            .iter()
+            .flat_map(|word| expand(word))
+            .filter(|word| is_path(word))
+            .collect();
+        assert!(
+            paths.len() >= 5,
+            "{name} names where things are; found {paths:?}"
+        );
+        let missing: Vec<&String> = paths.iter().filter(|p| !exists(p, &names)).collect();
+        assert!(
+            missing.is_empty(),
+            "{name} names what is not there: {missing:?}"
+        );
+    }
 }
 
 #[test]
@@ -203,6 +205,48 @@ fn every_flag_and_variable_in_the_readme_s_table_is_one_of_the_relay() {
         unknown.is_empty(),
         "README.md's table names what the relay does not know: {unknown:?}"
     );
+}
+
+#[test]
+fn every_test_that_the_guarantees_name_exists() {
+    let guarantees = document("docs/guarantees.md");
+    let mut sources = String::new();
+    for package in [
+        "crates/relay",
+        "crates/consumer",
+        "crates/producer",
+        "tests",
+    ] {
+        rust_sources(&root().join(package), &mut sources);
+    }
+    // A claim has more words than any other name in code.
+    let tests: Vec<String> = code_words(&guarantees)
+        .into_iter()
+        .filter(|word| word.matches('_').count() >= 3)
+        .collect();
+    assert!(
+        tests.len() >= 30,
+        "each promise names its tests; found {tests:?}"
+    );
+    let missing: Vec<&String> = tests
+        .iter()
+        .filter(|test| !sources.contains(&format!("fn {test}(")))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "docs/guarantees.md names tests that are not there: {missing:?}"
+    );
+}
+
+fn rust_sources(dir: &Path, sources: &mut String) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && !path.ends_with("target") {
+            rust_sources(&path, sources);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            sources.push_str(&fs::read_to_string(&path).unwrap());
+        }
+    }
 }
 
 #[test]
