@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// How long naive code gets to finish: it may never.
-const CONTROL_DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const CONTROL_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Entries that are read in one go.
 const ENTRIES_MAX: usize = 10_000;

@@ -1,6 +1,6 @@
 //! The network before one process: a proxy to each server, so that a fault can hit one process and not the others.
 
-use outbox_testkit::Proxy;
+use outbox_testkit::{Postgres, Proxy};
 
 use crate::{Result, stage::Servers};
 
@@ -18,8 +18,13 @@ pub struct Link {
 impl Link {
     /// To the shop's database and Redis.
     pub(crate) async fn to_shop(servers: &Servers) -> Result<Self> {
-        let postgres = Proxy::start(servers.postgres.port()).await?;
-        let postgres_url = servers.postgres.url_via(postgres.port(), &servers.shop);
+        Self::to_shop_on(&servers.postgres, servers).await
+    }
+
+    /// To the shop's database on another server than the shop's, and Redis.
+    pub(crate) async fn to_shop_on(server: &Postgres, servers: &Servers) -> Result<Self> {
+        let postgres = Proxy::start(server.port()).await?;
+        let postgres_url = server.url_via(postgres.port(), &servers.shop);
         Self::with(postgres, postgres_url, servers).await
     }
 

@@ -120,15 +120,37 @@ pub(crate) async fn place(
     end: End,
 ) -> Result<String> {
     let transaction = client.transaction().await?;
+    let key = write_order(&transaction, queue, way, customer).await?;
+    match end {
+        End::Commit => transaction.commit().await?,
+        End::RollBack => transaction.rollback().await?,
+    }
+    if way == Way::CommitThenEnqueue && end == End::Commit {
+        queue.add(&key, customer, &payload(&key)).await?;
+    }
+    Ok(key)
+}
+
+/// What an order does before the end of its transaction; returns its key.
+///
+/// # Errors
+///
+/// A server refused or could not be reached.
+pub(crate) async fn write_order(
+    transaction: &Transaction<'_>,
+    queue: &mut Queue,
+    way: Way,
+    customer: &str,
+) -> Result<String> {
     let number: i64 = transaction
         .query_one(COUNT_ORDER, &[&customer])
         .await?
         .get(0);
     let key = key(customer, number);
     transaction.execute(INSERT_ORDER, &[&key]).await?;
-    let payload = format!(r#"{{"order":"{key}","note":"{:.<PAYLOAD_PADDING$}"}}"#, "");
+    let payload = payload(&key);
     match way {
-        Way::Outbox => write_message(&transaction, &key, customer, payload.clone()).await?,
+        Way::Outbox => write_message(transaction, &key, customer, payload).await?,
         Way::Plain => {
             transaction
                 .execute(INSERT_PLAIN, &[&key, &customer, &payload])
@@ -137,14 +159,11 @@ pub(crate) async fn place(
         Way::EnqueueThenCommit => queue.add(&key, customer, &payload).await?,
         Way::CommitThenEnqueue => {}
     }
-    match end {
-        End::Commit => transaction.commit().await?,
-        End::RollBack => transaction.rollback().await?,
-    }
-    if way == Way::CommitThenEnqueue && end == End::Commit {
-        queue.add(&key, customer, &payload).await?;
-    }
     Ok(key)
+}
+
+fn payload(key: &str) -> String {
+    format!(r#"{{"order":"{key}","note":"{:.<PAYLOAD_PADDING$}"}}"#, "")
 }
 
 async fn write_message(

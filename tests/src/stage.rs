@@ -24,6 +24,9 @@ use crate::{
 /// Longer than anything takes on a busy machine; a run that waits this long for one step has failed.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
+/// What the names of all relays begin with, also in Postgres; the rest is a number.
+pub(crate) const RELAY_NAME: &str = "relay-";
+
 /// Who carries the messages in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arm {
@@ -120,6 +123,7 @@ pub struct Stage {
     /// Measurements that belong into the report.
     pub(crate) notes: Vec<String>,
     pub(crate) struck: Option<Instant>,
+    pub(crate) recovery: Option<Duration>,
     naive: Naive,
     setting: Setting,
     files: TempDir,
@@ -156,6 +160,7 @@ impl Stage {
             poison: HashSet::new(),
             notes: Vec::new(),
             struck: None,
+            recovery: None,
             naive,
             setting,
             files: TempDir::new()?,
@@ -237,20 +242,31 @@ impl Stage {
     ///
     /// The process does not start.
     pub async fn start_carrier(&mut self) -> Result {
+        let carrier = self.carrier_on(&self.servers.postgres).await?;
+        self.carriers.extend(carrier);
+        Ok(())
+    }
+
+    /// A relay, or what stands in its place, at a server of its own, as somebody starts it who does not know that the
+    /// shop's is another by now. The stage does not count it among its carriers.
+    ///
+    /// # Errors
+    ///
+    /// The process does not start.
+    pub async fn carrier_on(&self, server: &Postgres) -> Result<Option<Actor>> {
         let number = self.carriers.len() + 1;
-        let link = Link::to_shop(&self.servers).await?;
+        let link = Link::to_shop_on(server, &self.servers).await?;
         let builder = match (self.arm, self.naive.carrier()) {
-            (Arm::Control, None) => return Ok(()),
+            (Arm::Control, None) => return Ok(None),
             (Arm::Control, Some([program, flags @ ..])) => self.program(program, &link).args(flags),
             (Arm::Control, Some([])) | (Arm::Outbox, _) => {
                 outbox_testkit::relay(link.postgres_url(), link.redis_url())
-                    .args(["--name", &format!("relay-{number}")])
+                    .args(["--name", &format!("{RELAY_NAME}{number}")])
                     .args(self.setting.relay)
             }
         };
         let process = builder.spawn()?;
-        self.carriers.push(Actor { process, link });
-        Ok(())
+        Ok(Some(Actor { process, link }))
     }
 
     /// Starts one more consumer; nothing where the control has none.
@@ -333,6 +349,20 @@ impl Stage {
     /// The server cannot be asked.
     pub async fn witness(&mut self) -> Result {
         let client = self.shop_client().await?;
+        self.remember(&client).await
+    }
+
+    /// The same with the orders that another server has: the one that was the shop's until it fell.
+    ///
+    /// # Errors
+    ///
+    /// The server cannot be asked.
+    pub async fn witness_on(&mut self, server: &Postgres) -> Result {
+        let client = server.connect(&self.servers.shop).await?;
+        self.remember(&client).await
+    }
+
+    async fn remember(&mut self, client: &Client) -> Result {
         let rows = client.query("SELECT key FROM orders", &[]).await?;
         self.witnessed
             .extend(rows.iter().map(|row| row.get::<_, String>(0)));

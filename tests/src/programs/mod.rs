@@ -26,6 +26,9 @@ pub const EFFECTS_TABLE: &str = "CREATE TABLE effects (
 /// Keys in the order of their effects.
 pub const EFFECT_KEYS: &str = "SELECT message_key FROM effects ORDER BY id";
 
+/// The `application_name` of naive code in Postgres.
+pub const NAIVE_NAME: &str = "naive";
+
 const INSERT_EFFECT: &str = "INSERT INTO effects (message_key) VALUES ($1)";
 
 /// How long naive code waits before it connects again, and when it found nothing to do.
@@ -82,7 +85,8 @@ pub struct Servers {
 
 impl Servers {
     async fn postgres(&self) -> Result<Client> {
-        connect(&self.database_url.parse()?).await
+        let mut config: tokio_postgres::Config = self.database_url.parse()?;
+        connect(config.application_name(NAIVE_NAME)).await
     }
 
     async fn redis(&self) -> Result<MultiplexedConnection> {
