@@ -1,5 +1,7 @@
 //! All faults, a file for each family.
 
+mod postgres_crashes;
+mod postgres_falls;
 mod soak;
 mod window_one;
 
@@ -8,5 +10,11 @@ use crate::Scenario;
 /// Every scenario, in the report's order.
 #[must_use]
 pub fn all() -> Vec<Scenario> {
-    [window_one::SCENARIOS, soak::SCENARIOS].concat()
+    [
+        window_one::SCENARIOS,
+        postgres_crashes::SCENARIOS,
+        postgres_falls::SCENARIOS,
+        soak::SCENARIOS,
+    ]
+    .concat()
 }
