@@ -1,5 +1,6 @@
 //! All faults, a file for each family.
 
+mod long_transactions;
 mod postgres_crashes;
 mod postgres_falls;
 mod soak;
@@ -14,6 +15,7 @@ pub fn all() -> Vec<Scenario> {
         window_one::SCENARIOS,
         postgres_crashes::SCENARIOS,
         postgres_falls::SCENARIOS,
+        long_transactions::SCENARIOS,
         soak::SCENARIOS,
     ]
     .concat()
