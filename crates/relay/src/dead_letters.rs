@@ -114,23 +114,7 @@ impl InboxFlags {
 ///
 /// The database is out of reach or has no schema `inbox`, a number is not there, or no choice was made.
 pub async fn dead_letters(target: &PostgresTarget, command: &DeadLettersCommand) -> Result<String> {
-    let (client, _) = target
-        .connect("outbox-relay dead-letters", CONNECT_LIMIT)
-        .await?;
-    client
-        .batch_execute(sql::DEAD_LETTERS_SESSION)
-        .await
-        .map_err(failed("set up the session"))?;
-    let row = client
-        .query_one(sql::INBOX_EXISTS, &[])
-        .await
-        .map_err(failed("look for the schema"))?;
-    if !row.get::<_, bool>(0) {
-        return Err(Error::Setup {
-            problem: format!("{} has no schema \"inbox\"", target.describe()),
-            remedy: "name the consumer's database in --inbox-database-url, or run `outbox-relay migrate --inbox`".into(),
-        });
-    }
+    let client = inbox(target, "outbox-relay dead-letters").await?;
     match command {
         DeadLettersCommand::List {
             filter,
@@ -154,6 +138,26 @@ pub async fn dead_letters(target: &PostgresTarget, command: &DeadLettersCommand)
             Ok(format!("{} discarded", counts.get::<_, i64>(0)))
         }
     }
+}
+
+/// A session of a database that has the schema `inbox`.
+pub(crate) async fn inbox(target: &PostgresTarget, application_name: &str) -> Result<Client> {
+    let (client, _) = target.connect(application_name, CONNECT_LIMIT).await?;
+    client
+        .batch_execute(sql::DEAD_LETTERS_SESSION)
+        .await
+        .map_err(failed("set up the session"))?;
+    let row = client
+        .query_one(sql::INBOX_EXISTS, &[])
+        .await
+        .map_err(failed("look for the schema"))?;
+    if !row.get::<_, bool>(0) {
+        return Err(Error::Setup {
+            problem: format!("{} has no schema \"inbox\"", target.describe()),
+            remedy: "name the consumer's database in --inbox-database-url, or run `outbox-relay migrate --inbox`".into(),
+        });
+    }
+    Ok(client)
 }
 
 async fn list(
@@ -310,7 +314,7 @@ fn failed(doing: &'static str) -> impl Fn(tokio_postgres::Error) -> Error {
 }
 
 /// One line, whatever an application or an attacker wrote: no control character reaches the terminal.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '\u{fffd}' } else { c })
         .collect()

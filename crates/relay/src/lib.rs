@@ -18,6 +18,7 @@
 //! 9. `config.rs`, `error.rs`, `backoff.rs`, `telemetry.rs`, `migrate.rs`, `status.rs`, `topics.rs`,
 //!    `adopt.rs`: the rest.
 //! 10. `dead_letters.rs`, `rewind.rs`: commands for consumer groups.
+//! 11. `verify.rs`: holds rows, entries and inbox against each other.
 
 pub mod protocol;
 
@@ -41,6 +42,7 @@ mod status;
 mod takeover;
 mod telemetry;
 mod topics;
+mod verify;
 
 pub use adopt::adopt;
 pub use config::{Config, OnRedisLossFlag, RunFlags, ServerFlags};
@@ -54,3 +56,4 @@ pub use run::run;
 pub use status::{Holder, Status, status};
 pub use telemetry::{LogFormat, log_to_stderr};
 pub use topics::{TopicPartitions, list_topics, set_partitions};
+pub use verify::{Example, Findings, GroupReport, VerifyFlags, VerifyReport, verify};

@@ -6,13 +6,13 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use outbox_relay::{
     Config, DeadLettersCommand, Error, InboxFlags, LogFormat, Result, RewindFlags, RunFlags,
-    Schema, ServerFlags,
+    Schema, ServerFlags, VerifyFlags,
 };
 
 /// Publishes committed outbox messages from Postgres into Redis Streams.
 ///
-/// Exit codes: 0 done, or stopped as asked; 1 a server or the set-up is at fault; 64 the command line or
-/// the configuration is.
+/// Exit codes: 0 done, or stopped as asked; 1 a server or the set-up is at fault; 2 `verify` found something wrong; 64
+/// the command line or the configuration is at fault.
 #[derive(Parser)]
 #[command(name = "outbox-relay", version, max_term_width = 110)]
 struct Cli {
@@ -68,6 +68,12 @@ enum Command {
     },
     /// Deliver to a consumer group again what was published since some time; the inbox absorbs what it has applied
     Rewind(RewindFlags),
+    /// Hold the rows of the outbox against the entries of the streams, and against a consumer group's inbox
+    ///
+    /// Reports messages that are missing, doubled or out of order in the streams, entries without a message, and messages
+    /// that a group acknowledged without their effect. Writes nothing, and may run while everything else does. Exit code 2 if
+    /// something is wrong. Needs 100 bytes of temporary space (TMPDIR) for each stream entry.
+    Verify(Box<VerifyFlags>),
 }
 
 #[derive(Subcommand)]
@@ -129,7 +135,7 @@ fn main() -> ExitCode {
             done
         });
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("outbox-relay: {}", error.one_line());
             ExitCode::from(if matches!(error, Error::Config { .. }) {
@@ -141,31 +147,30 @@ fn main() -> ExitCode {
     }
 }
 
-async fn execute(cli: Cli) -> Result<()> {
+async fn execute(cli: Cli) -> Result<ExitCode> {
     outbox_relay::log_to_stderr(cli.log_format, &cli.log)?;
     let servers = cli.servers;
     match cli.command {
         Command::Run(flags) => {
-            outbox_relay::run(Config::new(&servers, *flags)?, told_to_stop()).await
+            outbox_relay::run(Config::new(&servers, *flags)?, told_to_stop()).await?;
         }
-        Command::Migrate(flags) => migrate(&servers, &flags).await,
+        Command::Migrate(flags) => migrate(&servers, &flags).await?,
         Command::DeadLetters { inbox, command } => {
             let database = match inbox.postgres()? {
                 Some(database) => database,
                 None => servers.postgres()?,
             };
             say(&outbox_relay::dead_letters(&database, &command).await?);
-            Ok(())
         }
-        Command::Rewind(flags) => rewind(&servers, &flags).await,
+        Command::Rewind(flags) => rewind(&servers, &flags).await?,
+        Command::Verify(flags) => return verify(&servers, &flags).await,
         Command::Status => {
             let status =
                 outbox_relay::status(&servers.postgres()?, &servers.redis()?, &servers.prefix()?)
                     .await?;
             say(&status.to_string());
-            Ok(())
         }
-        Command::Topics(command) => topics(&servers, command).await,
+        Command::Topics(command) => topics(&servers, command).await?,
         Command::Adopt => {
             let past =
                 outbox_relay::adopt(&servers.postgres()?, &servers.redis()?, &servers.prefix()?)
@@ -176,9 +181,29 @@ async fn execute(cli: Cli) -> Result<()> {
                     "adopted the cursor of cluster {past:?}; a relay may now start here"
                 )),
             }
-            Ok(())
         }
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn verify(servers: &ServerFlags, flags: &VerifyFlags) -> Result<ExitCode> {
+    let report = outbox_relay::verify(
+        &servers.postgres()?,
+        &servers.redis()?,
+        &servers.prefix()?,
+        flags,
+    )
+    .await?;
+    say(&if flags.json {
+        report.to_json()
+    } else {
+        report.to_string()
+    });
+    Ok(if report.wrong {
+        ExitCode::from(2)
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 async fn rewind(servers: &ServerFlags, flags: &RewindFlags) -> Result<()> {

@@ -51,7 +51,7 @@ pub struct Rewound {
 }
 
 /// Reads a duration, or a moment as RFC 3339 has it.
-fn parse_since(text: &str) -> std::result::Result<Since, String> {
+pub(crate) fn parse_since(text: &str) -> std::result::Result<Since, String> {
     if let Ok(ago) = humantime::parse_duration(text) {
         return Ok(Since::Ago(ago));
     }
@@ -125,19 +125,21 @@ pub async fn rewind(
         rewound.push(done);
     }
     if rewound.is_empty() {
-        return Err(Error::Setup {
-            problem: format!(
-                "no stream of these topics below {prefix:?} has a group {:?}",
-                flags.group
-            ),
-            remedy: "check --group, --topic and --stream-prefix".into(),
-        });
+        return Err(no_such_group(prefix, &flags.group));
     }
     Ok(rewound)
 }
 
+/// That no stream of the topics has a group.
+pub(crate) fn no_such_group(prefix: &str, group: &str) -> Error {
+    Error::Setup {
+        problem: format!("no stream of these topics below {prefix:?} has a group {group:?}"),
+        remedy: "check --group, --topic and --stream-prefix".into(),
+    }
+}
+
 /// The streams of the topics, of all their partitions, also of earlier counts; those of every topic if none is named.
-async fn streams(
+pub(crate) async fn streams(
     connection: &mut MultiplexedConnection,
     prefix: &str,
     topics: &[String],
@@ -162,17 +164,20 @@ async fn streams(
     Ok(found)
 }
 
-/// Whether a stream is one of the topics', with or without the number of a partition. Topics have no colon.
+/// Whether a stream is one of the topics', with or without the number of a partition.
 fn belongs(key: &str, prefix: &str, topics: &[String]) -> bool {
-    let Some(rest) = key.strip_prefix(prefix) else {
-        return false;
-    };
-    let topic = match rest.split_once(':') {
-        Some((topic, partition)) if partition.bytes().all(|b| b.is_ascii_digit()) => topic,
-        Some(_) => return false,
-        None => rest,
-    };
-    topics.is_empty() || topics.iter().any(|wanted| wanted == topic)
+    topic_of(key, prefix)
+        .is_some_and(|topic| topics.is_empty() || topics.iter().any(|wanted| wanted == topic))
+}
+
+/// The topic of a stream. Topics have no colon.
+pub(crate) fn topic_of<'k>(key: &'k str, prefix: &str) -> Option<&'k str> {
+    let rest = key.strip_prefix(prefix)?;
+    match rest.split_once(':') {
+        Some((topic, partition)) if partition.bytes().all(|b| b.is_ascii_digit()) => Some(topic),
+        Some(_) => None,
+        None => Some(rest),
+    }
 }
 
 fn escaped(prefix: &str) -> String {
@@ -182,7 +187,7 @@ fn escaped(prefix: &str) -> String {
         .collect()
 }
 
-fn id_parts(id: &str) -> (u64, u64) {
+pub(crate) fn id_parts(id: &str) -> (u64, u64) {
     let (ms, sequence) = id.split_once('-').unwrap_or((id, "0"));
     (ms.parse().unwrap_or(0), sequence.parse().unwrap_or(0))
 }

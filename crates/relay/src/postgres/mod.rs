@@ -5,9 +5,11 @@ mod row;
 mod session;
 mod target;
 mod tls;
+mod verify_queries;
 
 pub(crate) use queries::sql;
 pub(crate) use row::MessageRow;
 pub(crate) use session::{HEARTBEAT, Session};
 pub use target::PostgresTarget;
 pub use tls::{TlsMode, TlsSettings};
+pub(crate) use verify_queries::verify_sql;

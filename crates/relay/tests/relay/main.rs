@@ -27,4 +27,5 @@ mod status;
 mod stop;
 mod streams;
 mod support;
+mod verify;
 mod wake_up;
