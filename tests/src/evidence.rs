@@ -1,6 +1,7 @@
 //! What is left in the end, and what is counted in it.
 
 use std::{
+    cell::Cell,
     collections::{HashMap, HashSet},
     fmt,
     time::{Duration, Instant},
@@ -19,9 +20,6 @@ use crate::{
     stage::{Arm, DEADLINE, Stage, until},
 };
 
-/// How long naive code gets to finish: it may never.
-pub(crate) const CONTROL_DEADLINE: Duration = Duration::from_secs(20);
-
 /// Entries that are read in one go.
 const ENTRIES_MAX: usize = 10_000;
 
@@ -29,6 +27,7 @@ const SENT: &str = "SELECT count(*) = 0 FROM outbox.message_status WHERE NOT sen
 const MARKED: &str = "SELECT count(*) = 0 FROM plain_outbox WHERE sent_at IS NULL";
 const PASSED: &str = "SELECT coalesce(max(id), 0) <= $1 FROM plain_outbox";
 const ORDERS: &str = "SELECT key FROM orders";
+const EFFECTS: &str = "SELECT count(*) FROM effects";
 const DEAD: &str = "SELECT message_key FROM inbox.dead_letters WHERE consumer_group = $1";
 
 /// A column of the report.
@@ -131,13 +130,14 @@ pub(crate) struct Evidence {
 impl Evidence {
     /// Waits until everything has arrived, or nothing more comes, and takes stock.
     pub(crate) async fn after_settling(stage: &Stage) -> Result<Self> {
-        let deadline = match stage.arm {
-            Arm::Control => CONTROL_DEADLINE,
-            Arm::Outbox => DEADLINE,
-        };
+        let seen = Cell::new((0, Instant::now()));
         // What has not settled in time is counted as it is: lost, where it is missing.
-        let settled = until(deadline, "a run with nothing left to do", || {
-            stage.is_settled()
+        let settled = until(DEADLINE, "a run with nothing left to do", || async {
+            match stage.settled().await {
+                Ok(()) => Ok(true),
+                Err(_) if stage.has_given_up(&seen).await? => Ok(true),
+                Err(what_is_left) => Err(what_is_left),
+            }
         })
         .await;
         let mut evidence = Self::take(stage).await?;
@@ -240,8 +240,33 @@ impl Evidence {
 }
 
 impl Stage {
-    /// Whether nothing is left to do for anybody.
-    async fn is_settled(&self) -> Result<bool> {
+    /// Whether naive code has done nothing for as long as it is waited for. `seen` is what there was, and since when.
+    async fn has_given_up(&self, seen: &Cell<(i64, Instant)>) -> Result<bool> {
+        if self.arm == Arm::Outbox {
+            return Ok(false);
+        }
+        let mut count = self.stream_len().await?;
+        if self.has_consumer() {
+            let client = self.warehouse_client().await?;
+            count += client.query_one(EFFECTS, &[]).await?.get::<_, i64>(0);
+        }
+        if count != seen.get().0 {
+            seen.set((count, Instant::now()));
+        }
+        Ok(seen.get().1.elapsed() > self.arm.patience())
+    }
+
+    /// How many entries the stream has.
+    pub(crate) async fn stream_len(&self) -> Result<i64> {
+        let mut redis = self.servers.redis.connect().await?;
+        Ok(redis::cmd("XLEN")
+            .arg(STREAM)
+            .query_async(&mut redis)
+            .await?)
+    }
+
+    /// Nothing is left to do for anybody; the error says what is.
+    pub(crate) async fn settled(&self) -> Result {
         let client = self.shop_client().await?;
         let mut redis = self.servers.redis.connect().await?;
         let carried = match self.way() {
@@ -259,7 +284,13 @@ impl Stage {
             Way::Plain => client.query_one(MARKED, &[]).await?.get(0),
             Way::CommitThenEnqueue | Way::EnqueueThenCommit => true,
         };
-        Ok(carried && (!self.has_consumer() || nothing_left(&mut redis).await?))
+        if !carried {
+            return Err("messages are left to be published".into());
+        }
+        if self.has_consumer() {
+            nothing_left(&mut redis).await?;
+        }
+        Ok(())
     }
 
     /// Follows the stream from its present end.
@@ -281,8 +312,8 @@ impl Stage {
     }
 }
 
-/// Whether the group has been given and has acknowledged everything in the stream.
-async fn nothing_left(redis: &mut MultiplexedConnection) -> Result<bool> {
+/// The group has been given and has acknowledged everything in the stream; the error says what it has not.
+async fn nothing_left(redis: &mut MultiplexedConnection) -> Result {
     let last: StreamRangeReply = redis::cmd("XREVRANGE")
         .arg(&[STREAM, "+", "-", "COUNT", "1"])
         .query_async(redis)
@@ -293,8 +324,12 @@ async fn nothing_left(redis: &mut MultiplexedConnection) -> Result<bool> {
         .await?;
     let last = last.ids.first().map(|entry| entry.id.as_str());
     let group = groups.groups.iter().find(|group| group.name == GROUP);
-    Ok(group
-        .is_some_and(|group| group.pending == 0 && Some(group.last_delivered_id.as_str()) == last))
+    match group {
+        Some(group) if group.pending == 0 && Some(group.last_delivered_id.as_str()) == last => {
+            Ok(())
+        }
+        _ => Err(format!("the last entry is {last:?}, the group is {group:?}").into()),
+    }
 }
 
 /// Reads the stream on and on.

@@ -7,7 +7,7 @@ use outbox_testkit::eventually;
 
 use crate::{
     Result,
-    evidence::{CONTROL_DEADLINE, Column, Counts, Evidence},
+    evidence::{Column, Counts, Evidence},
     order::{End, Queue, Way, place},
     stage::{Arm, DEADLINE, Setting, Stage, Suite},
 };
@@ -302,7 +302,7 @@ impl Scenario {
         (self.strike)(&mut stage).await?;
         let struck = stage.struck.unwrap_or_else(Instant::now);
         let recovery = match stage.recovery {
-            Some(measured) => Some(measured),
+            Some(recovery) => Some(recovery),
             None => stage.recovered(struck).await?,
         };
 
@@ -327,13 +327,9 @@ impl Stage {
         if matches!(way, Way::CommitThenEnqueue | Way::EnqueueThenCommit) {
             return Ok(None);
         }
-        let deadline = match self.arm {
-            Arm::Control => CONTROL_DEADLINE,
-            Arm::Outbox => DEADLINE,
-        };
         let mut follower = self.follow().await?;
         let started = Instant::now();
-        while started.elapsed() < deadline {
+        while started.elapsed() < self.arm.patience() {
             let key = eventually(DEADLINE, "an order after the fault", || async {
                 let mut client = self.shop_client().await.map_err(|e| e.to_string())?;
                 place(&mut client, &mut Queue::new(""), way, "probe", End::Commit)

@@ -3,6 +3,7 @@
 use std::{
     collections::HashSet,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
@@ -36,6 +37,16 @@ pub enum Arm {
     Outbox,
 }
 
+impl Arm {
+    /// How long anything to happen is waited for. Naive code may hang for ever, and 6 s are more than it takes otherwise.
+    pub(crate) fn patience(self) -> Duration {
+        match self {
+            Arm::Control => Duration::from_secs(6),
+            Arm::Outbox => DEADLINE,
+        }
+    }
+}
+
 /// Where things are. A fault may put another server in the place of one.
 #[derive(Debug)]
 pub struct Servers {
@@ -54,6 +65,8 @@ pub struct Servers {
 /// One process with the network before it.
 #[derive(Debug)]
 pub struct Actor {
+    /// What it is called, in Postgres too; no two of a run have the same name.
+    pub name: String,
     /// The process.
     pub process: Process,
     /// Its way to the servers.
@@ -123,7 +136,10 @@ pub struct Stage {
     /// Measurements that belong into the report.
     pub(crate) notes: Vec<String>,
     pub(crate) struck: Option<Instant>,
+    /// The time to recover, where a strike has measured it.
     pub(crate) recovery: Option<Duration>,
+    /// Processes that were started so far.
+    started: AtomicUsize,
     naive: Naive,
     setting: Setting,
     files: TempDir,
@@ -161,6 +177,7 @@ impl Stage {
             notes: Vec::new(),
             struck: None,
             recovery: None,
+            started: AtomicUsize::new(0),
             naive,
             setting,
             files: TempDir::new()?,
@@ -197,6 +214,7 @@ impl Stage {
     ///
     /// The process does not start.
     pub async fn start_shop(&mut self) -> Result {
+        let name = self.new_name("shop-");
         let link = Link::to_shop(&self.servers).await?;
         let way = self
             .way()
@@ -209,7 +227,11 @@ impl Stage {
             .arg(self.acknowledged_file())
             .args(self.setting.shop)
             .spawn()?;
-        self.shops.push(Actor { process, link });
+        self.shops.push(Actor {
+            name,
+            process,
+            link,
+        });
         Ok(())
     }
 
@@ -254,19 +276,23 @@ impl Stage {
     ///
     /// The process does not start.
     pub async fn carrier_on(&self, server: &Postgres) -> Result<Option<Actor>> {
-        let number = self.carriers.len() + 1;
+        let name = self.new_name(RELAY_NAME);
         let link = Link::to_shop_on(server, &self.servers).await?;
         let builder = match (self.arm, self.naive.carrier()) {
             (Arm::Control, None) => return Ok(None),
             (Arm::Control, Some([program, flags @ ..])) => self.program(program, &link).args(flags),
             (Arm::Control, Some([])) | (Arm::Outbox, _) => {
                 outbox_testkit::relay(link.postgres_url(), link.redis_url())
-                    .args(["--name", &format!("{RELAY_NAME}{number}")])
+                    .args(["--name", &name])
                     .args(self.setting.relay)
             }
         };
         let process = builder.spawn()?;
-        Ok(Some(Actor { process, link }))
+        Ok(Some(Actor {
+            name,
+            process,
+            link,
+        }))
     }
 
     /// Starts one more consumer; nothing where the control has none.
@@ -275,6 +301,7 @@ impl Stage {
     ///
     /// The process does not start.
     pub async fn start_consumer(&mut self) -> Result {
+        let name = self.new_name("consumer-");
         let link = Link::to_warehouse(&self.servers).await?;
         let builder = match (self.arm, self.naive.consumer()) {
             (Arm::Control, None) => return Ok(()),
@@ -286,12 +313,15 @@ impl Stage {
                 None => self.program("warehouse", &link),
             },
         };
-        let name = format!("consumer-{}", self.consumers.len() + 1);
         let process = builder
-            .env("CONSUMER_NAME", name)
+            .env("CONSUMER_NAME", &name)
             .args(self.setting.consumer)
             .spawn()?;
-        self.consumers.push(Actor { process, link });
+        self.consumers.push(Actor {
+            name,
+            process,
+            link,
+        });
         Ok(())
     }
 
@@ -441,6 +471,11 @@ impl Stage {
     pub(crate) fn acknowledged(&self) -> Result<HashSet<String>> {
         let keys = std::fs::read_to_string(self.acknowledged_file())?;
         Ok(keys.lines().map(str::to_owned).collect())
+    }
+
+    fn new_name(&self, prefix: &str) -> String {
+        let started = self.started.fetch_add(1, Ordering::Relaxed);
+        format!("{prefix}{}", started + 1)
     }
 
     fn acknowledged_file(&self) -> PathBuf {

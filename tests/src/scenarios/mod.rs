@@ -1,8 +1,11 @@
 //! All faults, a file for each family.
 
+mod leadership;
 mod long_transactions;
 mod postgres_crashes;
 mod postgres_falls;
+mod redis_falls;
+mod redis_refuses;
 mod soak;
 mod window_one;
 
@@ -13,8 +16,11 @@ use crate::Scenario;
 pub fn all() -> Vec<Scenario> {
     [
         window_one::SCENARIOS,
+        redis_falls::SCENARIOS,
+        redis_refuses::SCENARIOS,
         postgres_crashes::SCENARIOS,
         postgres_falls::SCENARIOS,
+        leadership::SCENARIOS,
         long_transactions::SCENARIOS,
         soak::SCENARIOS,
     ]

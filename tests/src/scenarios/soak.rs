@@ -52,6 +52,7 @@ async fn soak(stage: &mut Stage) -> Result {
     }
     // What single faults measured under these conditions is not what they are about.
     stage.notes.clear();
+    stage.recovery = None;
     stage.note(format!(
         "seed {}, {} faults in {:?}",
         stage.suite.seed,
