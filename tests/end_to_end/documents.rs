@@ -238,6 +238,71 @@ fn every_test_that_the_guarantees_name_exists() {
     );
 }
 
+#[test]
+fn operations_explain_every_metric_and_no_other() {
+    let operations = document("docs/operations.md");
+    let mut names = String::new();
+    rust_sources(&root().join("crates/relay/src"), &mut names);
+    rust_sources(&root().join("crates/consumer/src"), &mut names);
+    let is_name = |word: &&str| {
+        ["outbox_relay_", "outbox_consumer_"].iter().any(|prefix| {
+            word.strip_prefix(prefix)
+                .is_some_and(|rest| !rest.is_empty())
+        })
+    };
+    let known: BTreeSet<&str> = names.split('"').filter(is_name).collect();
+    let explained: BTreeSet<&str> = operations
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+        .filter(is_name)
+        .collect();
+    assert!(known.len() >= 30, "{known:?}");
+    assert_eq!(explained, known);
+}
+
+#[test]
+fn operations_explain_every_error_line() {
+    let operations = document("docs/operations.md");
+    let mut sources = String::new();
+    for package in ["relay", "consumer", "producer"] {
+        rust_sources(
+            &root().join("crates").join(package).join("src"),
+            &mut sources,
+        );
+    }
+    // A text over several source lines is one.
+    let sources = sources.replace("\\\n", "");
+    let lines: BTreeSet<String> = sources
+        .split("error!(")
+        .skip(1)
+        .filter_map(last_text)
+        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+        .filter(|line| line.contains(' '))
+        .collect();
+    assert!(lines.len() >= 10, "{lines:?}");
+    let unexplained: Vec<&String> = lines
+        .iter()
+        .filter(|line| !operations.contains(&format!("`{line}`")))
+        .collect();
+    assert!(
+        unexplained.is_empty(),
+        "docs/operations.md does not explain: {unexplained:#?}"
+    );
+}
+
+/// The text behind which a call ends.
+fn last_text(call: &str) -> Option<&str> {
+    let texts: Vec<&str> = call.split('"').collect();
+    let ends = |rest: &str| {
+        rest.trim_start()
+            .trim_start_matches(',')
+            .trim_start()
+            .starts_with(')')
+    };
+    let last = texts.windows(2).position(|pair| ends(pair[1]))?;
+    Some(texts[last])
+}
+
 fn rust_sources(dir: &Path, sources: &mut String) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();

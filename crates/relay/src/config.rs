@@ -1,5 +1,6 @@
 //! Configuration: raw flags in, checked settings out.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use clap::{Args, ValueEnum};
 use secrecy::SecretString;
 
 use crate::error::{Error, Result};
+use crate::health::Health;
 use crate::postgres::{PostgresTarget, TlsMode};
 use crate::protocol::start::OnRedisLoss;
 use crate::publisher::RedisTarget;
@@ -136,6 +138,10 @@ pub struct RunFlags {
     #[arg(long, env = "OUTBOX_BACKOFF_MAX", default_value = "150ms", value_parser = humantime::parse_duration, value_name = "TIME")]
     pub backoff_max: Duration,
 
+    /// Address for HTTP requests, as 127.0.0.1:9464: /metrics, /healthz and /readyz. Without it there are none
+    #[arg(long, env = "OUTBOX_LISTEN", value_name = "ADDRESS")]
+    pub listen: Option<SocketAddr>,
+
     /// How long to wait at start for servers that are not up yet, 0s to 1h
     #[arg(long, env = "OUTBOX_START_TIMEOUT", default_value = "10s", value_parser = humantime::parse_duration, value_name = "TIME")]
     pub start_timeout: Duration,
@@ -176,6 +182,10 @@ pub struct Config {
     pub backoff_max: Duration,
     /// How long servers may be missing at start.
     pub start_timeout: Duration,
+    /// Where HTTP requests are answered, by [`crate::serve_http`].
+    pub listen: Option<SocketAddr>,
+    /// What the relay says of itself; clone it before the configuration is given away.
+    pub health: Health,
 }
 
 impl ServerFlags {
@@ -294,6 +304,8 @@ impl Config {
             backoff_first: run.backoff_first,
             backoff_max: run.backoff_max,
             start_timeout: run.start_timeout,
+            listen: run.listen,
+            health: Health::default(),
         })
     }
 }

@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::error::Result;
+use crate::health::Phase;
 use crate::postgres::{Session, sql};
 use crate::publisher::Publisher;
 
@@ -51,6 +52,7 @@ pub(crate) async fn stand_by(
             session.one("stand by", sql::READY, &[]).await?;
             tracing::info!("standing by: another relay leads");
             announced = true;
+            config.health.enter(Phase::StandingBy);
             working.set(true);
         }
         end_frozen_leader(&session).await?;

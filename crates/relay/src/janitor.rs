@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use crate::backoff::Waits;
 use crate::config::Config;
 use crate::error::Result;
+use crate::metric_names as names;
 use crate::postgres::{HEARTBEAT, Session, sql};
 
 /// Rows that one statement deletes.
@@ -81,6 +82,7 @@ async fn purge(
         .execute("forget old milestones", sql::FORGET_MILESTONES, &[&floor])
         .await?;
     if purged > 0 {
+        ::metrics::counter!(names::PURGED).increment(u64::try_from(purged).unwrap_or(0));
         tracing::debug!(purged, reach, "purged published messages");
     }
     Ok(())

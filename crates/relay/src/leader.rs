@@ -2,6 +2,7 @@
 
 mod duties;
 mod recovery;
+mod telling;
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -14,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use self::duties::CHECK_INTERVAL;
 use crate::config::Config;
 use crate::error::Result;
+use crate::health::Phase;
 use crate::janitor::purge_on_order;
 use crate::postgres::{Session, sql};
 use crate::progress::Progress;
@@ -67,6 +69,7 @@ pub(crate) async fn lead(
         replay_until,
     } = take_over(&session, &mut publisher, config).await?;
     working.set(true);
+    config.health.enter(Phase::Leading);
     session.batch("listen", sql::LISTEN).await?;
     let (page_rows, page_bytes) = (config.page_rows, config.page_bytes);
     let reader = Reader::new(&session, &progress.place.cursor, page_rows, page_bytes).await?;
@@ -135,6 +138,7 @@ impl Leader<'_> {
                 }
                 return Err(error);
             }
+            self.config.health.published();
             if page.rows.iter().any(|row| row.id() == self.refusals.0) {
                 self.refusals = (0, 0);
             }

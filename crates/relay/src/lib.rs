@@ -17,9 +17,11 @@
 //! 8. `postgres/`: where Postgres is, TLS, the session, and all SQL.
 //! 9. `config.rs`, `error.rs`, `backoff.rs`, `telemetry.rs`, `migrate.rs`, `status.rs`, `topics.rs`,
 //!    `adopt.rs`: the rest.
-//! 10. `dead_letters.rs`, `rewind.rs`: commands for consumer groups.
-//! 11. `verify.rs`: holds rows, entries and inbox against each other.
+//! 10. `health.rs`, `observer.rs`, `metric_names.rs`, `http.rs`: what the relay says of itself.
+//! 11. `dead_letters.rs`, `rewind.rs`: commands for consumer groups.
+//! 12. `verify.rs`: holds rows, entries and inbox against each other.
 
+pub mod metric_names;
 pub mod protocol;
 
 mod adopt;
@@ -29,9 +31,12 @@ mod config;
 mod dead_letters;
 mod elect;
 mod error;
+mod health;
+mod http;
 mod janitor;
 mod leader;
 mod migrate;
+mod observer;
 mod postgres;
 mod progress;
 mod publisher;
@@ -48,6 +53,8 @@ pub use adopt::adopt;
 pub use config::{Config, OnRedisLossFlag, RunFlags, ServerFlags};
 pub use dead_letters::{DeadLettersCommand, InboxFlags, LetterChoice, LetterFilter, dead_letters};
 pub use error::{Error, Result};
+pub use health::{Health, Readiness};
+pub use http::serve_http;
 pub use migrate::{Migrated, Schema, migrate};
 pub use postgres::{PostgresTarget, TlsMode, TlsSettings};
 pub use publisher::RedisTarget;

@@ -152,7 +152,11 @@ async fn execute(cli: Cli) -> Result<ExitCode> {
     let servers = cli.servers;
     match cli.command {
         Command::Run(flags) => {
-            outbox_relay::run(Config::new(&servers, *flags)?, told_to_stop()).await?;
+            let config = Config::new(&servers, *flags)?;
+            if let Some(address) = config.listen {
+                outbox_relay::serve_http(address, config.health.clone()).await?;
+            }
+            outbox_relay::run(config, told_to_stop()).await?;
         }
         Command::Migrate(flags) => migrate(&servers, &flags).await?,
         Command::DeadLetters { inbox, command } => {

@@ -7,6 +7,7 @@ mod suspects;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::error::Result;
+use crate::metric_names as names;
 use crate::postgres::{MessageRow, Session, sql};
 use crate::protocol::cursor::Step;
 use crate::protocol::layout::{hold_name, partition, stream_name, streams_of};
@@ -227,6 +228,7 @@ impl Progress {
         } else {
             crate::checkpoint::write_step(session, &self.place, &self.gap_changes).await?;
         }
+        ::metrics::counter!(names::CHECKPOINTS).increment(1);
         self.gap_changes.clear();
         self.blocked_changed = false;
         self.checkpointed = Some(self.place.page);

@@ -9,7 +9,10 @@ use crate::backoff::Waits;
 use crate::config::Config;
 use crate::elect::stand_by;
 use crate::error::{Error, Result};
+use crate::health::Phase;
 use crate::leader::lead;
+use crate::metric_names as names;
+use crate::observer::observe;
 use crate::protocol::failure::Meaning;
 
 /// How long a relay may take to finish its page and write the checkpoint once it is told to stop.
@@ -32,12 +35,18 @@ const LOG_AGAIN: Duration = Duration::from_secs(30);
 /// behind the marker.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<()> {
     let stop = CancellationToken::new();
+    let _stop_observing = stop.clone().drop_guard();
+    let (observed, observing) = (config.clone(), stop.clone());
+    tokio::spawn(async move { observe(&observed, &observing).await });
     let mut relay = std::pin::pin!(keep_running(&config, &stop));
     let mut shutdown = std::pin::pin!(shutdown);
     // Not the leader's loop: this only turns the caller's signal into the order to stop.
     match futures_util::future::select(&mut relay, &mut shutdown).await {
         futures_util::future::Either::Left((done, _)) => return done,
-        futures_util::future::Either::Right(((), _)) => stop.cancel(),
+        futures_util::future::Either::Right(((), _)) => {
+            config.health.enter(Phase::Stopping);
+            stop.cancel();
+        }
     }
     match tokio::time::timeout(STOP_LIMIT, relay).await {
         Ok(done) => done,
@@ -73,6 +82,8 @@ async fn keep_running(config: &Config, stop: &CancellationToken) -> Result<()> {
         if !started && (setup || begun.elapsed() >= config.start_timeout) {
             return Err(error);
         }
+        ::metrics::counter!(names::INTERRUPTIONS).increment(1);
+        config.health.enter(Phase::Interrupted(error.one_line()));
         log(&error, &mut logged);
         let wait = match &error {
             Error::Yielded(_) => Duration::from_secs(2), // the standby tries once within this time

@@ -7,6 +7,7 @@ use uuid::Uuid;
 use crate::checkpoint;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::metric_names as names;
 use crate::postgres::{Session, sql};
 use crate::progress::{Progress, TAIL_ENTRIES_MAX};
 use crate::protocol::cursor::Cursor;
@@ -208,6 +209,17 @@ fn report(plan: &Plan, cursor: &Cursor, facts: &Facts, found: &MarkerFound) {
         MarkerFound::Missing | MarkerFound::Foreign(_) => 0,
     };
     let (epoch, high) = (plan.epoch, cursor.high);
+    ::metrics::counter!(names::TAKEOVERS).increment(1);
+    ::metrics::gauge!(names::EPOCH).set(epoch as f64);
+    let lost = match plan.case {
+        Case::First | Case::Marker | Case::OtherHistory => None,
+        Case::LostTail => Some("tail"),
+        Case::LostMarker => Some("marker"),
+        Case::Replay | Case::Resume => Some("all"),
+    };
+    if let Some(lost) = lost {
+        ::metrics::counter!(names::REDIS_LOSSES, names::LOST => lost).increment(1);
+    }
     match plan.case {
         Case::First => tracing::info!(epoch, "leading; nothing was published before"),
         Case::Marker => tracing::info!(epoch, high, "leading; going on behind the marker"),
@@ -242,6 +254,7 @@ fn report(plan: &Plan, cursor: &Cursor, facts: &Facts, found: &MarkerFound) {
         ),
     }
     if let Some((first, last)) = plan.purged {
+        ::metrics::counter!(names::UNRECOVERABLE).increment(1);
         tracing::error!(
             first,
             last,

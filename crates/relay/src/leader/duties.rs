@@ -64,6 +64,7 @@ impl Leader<'_> {
         if Instant::now() < self.check_at {
             return Ok(());
         }
+        self.tell_place();
         self.check_history().await?;
         if self.progress.needs_checkpoint() || Instant::now() >= self.milestone_at {
             self.checkpoint().await?;
@@ -216,7 +217,7 @@ impl Leader<'_> {
                 .progress
                 .catch_up(&mut self.publisher, &stream, &rows, to);
             match self.session.speaking(caught_up).await? {
-                Ok(true) => {}
+                Ok(true) => self.config.health.published(),
                 Ok(false) => continue,
                 Err(error) => {
                     if let Some(rows_max) = self.refused(&error, &rows).await? {

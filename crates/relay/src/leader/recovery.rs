@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use super::Leader;
 use crate::backoff::Waits;
 use crate::error::{Error, Result};
+use crate::health::Phase;
+use crate::metric_names as names;
 use crate::postgres::{MessageRow, sql};
 use crate::protocol::failure::Meaning;
 use crate::publisher::{Publisher, may_be_the_page};
@@ -72,6 +74,10 @@ impl Leader<'_> {
             error = error.one_line(),
             "publishing is interrupted; trying again"
         );
+        ::metrics::counter!(names::INTERRUPTIONS).increment(1);
+        self.config
+            .health
+            .enter(Phase::Interrupted(error.one_line()));
         *page = Page {
             more: true,
             ..Page::default()
@@ -82,10 +88,16 @@ impl Leader<'_> {
         while !self.stop.is_cancelled() {
             match self.take_over_again(&error).await {
                 Ok(()) => {
+                    self.config.health.enter(Phase::Leading);
                     tracing::info!(after = ?since.elapsed(), "publishing again");
                     return Ok(());
                 }
-                Err(next) if next.is_redis() => error = next,
+                Err(next) if next.is_redis() => {
+                    self.config
+                        .health
+                        .enter(Phase::Interrupted(next.one_line()));
+                    error = next;
+                }
                 Err(next) => return Err(next),
             }
             if since.elapsed() >= WITHOUT_REDIS_MAX && self.ready_standby().await? {

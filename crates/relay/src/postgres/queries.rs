@@ -261,6 +261,9 @@ pub(crate) mod sql {
         SET idle_session_timeout = 0;
         SELECT pg_advisory_lock_shared(1869968482, 6)";
 
+    /// For a session that may be silent between two looks.
+    pub(crate) const BE_SILENT: &str = "SET idle_session_timeout = 0";
+
     /// Sets a message aside that Redis refuses; whole, since the purge may take the row.
     pub(crate) const DEAD_LETTER: &str = "
         INSERT INTO outbox.dead_letters (id, topic, ordering_key, message_key, event_type, payload, payload_binary,

@@ -1,9 +1,12 @@
 //! One page as it goes out: the call of the script, and what its reply means.
 
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
 use redis::{Cmd, ErrorKind};
 
 use super::{Publisher, entry, marker, script_call};
 use crate::error::{Error, Result, redis_fault};
+use crate::metric_names as names;
 use crate::postgres::MessageRow;
 use crate::protocol::cursor::Step;
 use crate::protocol::failure::{Meaning, RedisFault, ReplyCode, of_redis, of_stream};
@@ -63,6 +66,7 @@ impl Publisher {
     /// whole page or the reply does not come, in which case the page may be published or not.
     pub(crate) async fn publish(&mut self, write: &PageWrite<'_>) -> Result<Published> {
         let script = self.page_call(write);
+        let handed_over = Instant::now();
         let reply = match self.call("publish a page", &script).await {
             Err(error) if error.meaning() == Meaning::LoadScript => {
                 self.load_scripts().await?;
@@ -85,6 +89,7 @@ impl Publisher {
                 let redis_ms = redis_ms
                     .parse()
                     .map_err(|_| Error::Invariant(format!("Redis' clock is {redis_ms}")))?;
+                count(write, handed_over.elapsed());
                 Ok(Published::Done { redis_ms })
             }
             ["moved", epoch, page] => Err(Error::Moved {
@@ -199,6 +204,20 @@ impl Publisher {
             script.arg(lo).arg(hi);
         }
         script
+    }
+}
+
+/// Counts a page that was published.
+fn count(write: &PageWrite<'_>, took: Duration) {
+    let bytes: i64 = write.entries.iter().map(|(_, row)| row.bytes()).sum();
+    ::metrics::counter!(names::PAGES).increment(1);
+    ::metrics::counter!(names::PUBLISHED).increment(write.entries.len() as u64);
+    ::metrics::counter!(names::PUBLISHED_BYTES).increment(u64::try_from(bytes).unwrap_or(0));
+    ::metrics::histogram!(names::PAGE_SECONDS).record(took.as_secs_f64());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    if let (Some((_, first)), Ok(now)) = (write.entries.first(), now) {
+        let delay = now.as_secs_f64() - first.created_at_us() as f64 / 1e6;
+        ::metrics::histogram!(names::DELAY_SECONDS).record(delay.max(0.0));
     }
 }
 

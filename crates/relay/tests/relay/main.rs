@@ -10,6 +10,7 @@ mod crash_points;
 mod durability;
 mod gaps;
 mod histories;
+mod http;
 mod late_commits;
 mod leadership;
 mod limits;
