@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use outbox_testkit::{Process, relay_binary};
 use redis::{
     aio::MultiplexedConnection,
     streams::{StreamInfoGroupsReply, StreamRangeReply},
@@ -17,7 +18,7 @@ use crate::{
     Result,
     order::{STREAM, Way, customer_and_number},
     programs::{CURSOR, EFFECT_KEYS, GROUP},
-    stage::{Arm, DEADLINE, Stage, until},
+    stage::{Arm, DEADLINE, Stage, failed, until},
 };
 
 /// Entries that are read in one go.
@@ -240,6 +241,28 @@ impl Evidence {
 }
 
 impl Stage {
+    /// Has the relay hold rows, entries and inbox against each other, by its own rules.
+    pub(crate) async fn verified(&self) -> Result {
+        let mut verify = Process::builder(relay_binary())
+            .args(["verify", "--complete"])
+            .env(
+                "DATABASE_URL",
+                self.servers.postgres.url(&self.servers.shop),
+            )
+            .env("REDIS_URL", self.servers.redis.url());
+        if self.suite.own_consumer.is_none() {
+            let server = self.servers.warehouse_server;
+            verify = verify
+                .args(["--group", GROUP])
+                .env("INBOX_DATABASE_URL", server.url(&self.servers.warehouse));
+        }
+        let verify = verify.spawn()?;
+        if !verify.wait(DEADLINE).await?.success() {
+            return Err(failed("outbox-relay verify", &verify).into());
+        }
+        Ok(())
+    }
+
     /// Whether naive code has done nothing for as long as it is waited for. `seen` is what there was, and since when.
     async fn has_given_up(&self, seen: &Cell<(i64, Instant)>) -> Result<bool> {
         if self.arm == Arm::Outbox {
