@@ -7,6 +7,8 @@ use std::{
     process::Command,
 };
 
+use outbox_relay::metric_names;
+
 /// A word of the map with one of these endings is the name of a file.
 const FILE_ENDINGS: [&str; 8] = [
     ".rs", ".sql", ".lua", ".sh", ".toml", ".md", ".yaml", ".json",
@@ -258,6 +260,28 @@ fn operations_explain_every_metric_and_no_other() {
         .collect();
     assert!(known.len() >= 30, "{known:?}");
     assert_eq!(explained, known);
+}
+
+#[test]
+fn dashboard_and_alerts_ask_for_metrics_that_there_are() {
+    for name in [
+        "docker/grafana/dashboards/outbox-relay.json",
+        "docker/prometheus/alerts.yml",
+    ] {
+        let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
+        let file = document(name);
+        let asked: BTreeSet<&str> = file
+            .split(|c| !is_name(c))
+            .filter(|word| word.starts_with("outbox_relay_"))
+            .map(|word| word.trim_end_matches("_bucket"))
+            .collect();
+        assert!(asked.len() >= 5, "{name}: {asked:?}");
+        let unknown: Vec<_> = asked
+            .iter()
+            .filter(|word| !metric_names::ALL.iter().any(|metric| metric.name == **word))
+            .collect();
+        assert!(unknown.is_empty(), "{name} asks for {unknown:?}");
+    }
 }
 
 #[test]
