@@ -14,18 +14,20 @@ pub(crate) enum Step {
     Look,
     /// Read the entries that are pending for our own name, after this one.
     Own { after: String },
-    /// Claim what others hold, from this cursor on. XAUTOCLAIM looks at a part of the list each time, so the cursor is
-    /// carried until it wraps; else the tail is never reached.
-    Claim { cursor: String },
+    /// Claim what others hold, from this cursor on: at once, or what nobody has touched for the claim time, be it
+    /// under our own name. XAUTOCLAIM looks at a part of the list each time, so the cursor is carried until it wraps;
+    /// else the tail is never reached.
+    Claim { cursor: String, at_once: bool },
     /// Nothing, until then.
-    Rest { until: Option<Instant> },
+    Rest { until: Instant },
 }
 
 /// The search in one stream.
 ///
 /// The owner of a stream claims whatever others hold, at once, and before it reads anything new: what the last owner was
-/// given comes before it. Members that share a stream take up their own entries first, and then, from time to
-/// time, those that nobody has touched for the claim time.
+/// given comes before it. Members that share a stream take up their own entries first. Then all claim, from time to
+/// time, what nobody has touched for the claim time. Such entries can stand under our own name, too: a Redis that fell
+/// back to an earlier state without a disconnect gives us again what we have acknowledged.
 #[derive(Debug)]
 pub(crate) struct Search {
     owner: bool,
@@ -47,8 +49,7 @@ impl Search {
     /// The next step; none while the search rests.
     pub(crate) fn step(&self, now: Instant) -> Option<Step> {
         match &self.step {
-            Step::Rest { until: None } => None,
-            Step::Rest { until: Some(until) } => (now >= *until).then(claim_from_start),
+            Step::Rest { until } => (now >= *until).then(|| claim_from_start(false)),
             step => Some(step.clone()),
         }
     }
@@ -74,7 +75,7 @@ impl Search {
     /// Takes what was seen of other members' entries.
     pub(crate) fn others_hold(&mut self, anything: bool) {
         self.step = if anything {
-            claim_from_start()
+            claim_from_start(true)
         } else {
             own_from_start()
         };
@@ -82,29 +83,33 @@ impl Search {
 
     /// Other members hold entries that come before what was read now.
     pub(crate) fn claim_all(&mut self) {
-        self.step = claim_from_start();
+        self.step = claim_from_start(true);
     }
 
     /// Goes on after the last of our own entries that was read; if there was none, that part is over.
-    pub(crate) fn read_own(&mut self, last: Option<&str>) {
+    pub(crate) fn read_own(&mut self, last: Option<&str>, now: Instant) {
         self.step = match last {
             Some(last) => Step::Own {
                 after: last.to_owned(),
             },
-            None if self.owner => Step::Rest { until: None },
-            None => claim_from_start(),
+            None if self.owner => self.rest(now),
+            None => claim_from_start(false),
         };
     }
 
     /// Takes the cursor that XAUTOCLAIM returned.
-    pub(crate) fn claimed(&mut self, cursor: String, now: Instant) {
+    pub(crate) fn claimed(&mut self, cursor: String, at_once: bool, now: Instant) {
         self.step = if cursor != START {
-            Step::Claim { cursor }
+            Step::Claim { cursor, at_once }
         } else {
-            Step::Rest {
-                until: (!self.owner).then(|| now + self.interval),
-            }
+            self.rest(now)
         };
+    }
+
+    fn rest(&self, now: Instant) -> Step {
+        Step::Rest {
+            until: now + self.interval,
+        }
     }
 }
 
@@ -114,9 +119,10 @@ fn own_from_start() -> Step {
     }
 }
 
-fn claim_from_start() -> Step {
+fn claim_from_start(at_once: bool) -> Step {
     Step::Claim {
         cursor: START.to_owned(),
+        at_once,
     }
 }
 
@@ -130,18 +136,24 @@ mod tests {
     fn who_shares_a_stream_reads_its_own_and_then_walks_with_a_carried_cursor() {
         let (mut search, now) = (Search::new(false, INTERVAL), Instant::now());
         assert_eq!(search.step(now), Some(own_from_start()));
-        search.read_own(Some("7-0"));
+        search.read_own(Some("7-0"), now);
         let after = "7-0".to_owned();
         assert_eq!(search.step(now), Some(Step::Own { after }));
-        search.read_own(None);
-        assert_eq!(search.step(now), Some(claim_from_start()));
+        search.read_own(None, now);
+        assert_eq!(search.step(now), Some(claim_from_start(false)));
         assert!(!search.comes_first());
-        search.claimed("5-0".to_owned(), now);
+        search.claimed("5-0".to_owned(), false, now);
         let cursor = "5-0".to_owned();
-        assert_eq!(search.step(now), Some(Step::Claim { cursor }));
-        search.claimed(START.to_owned(), now);
+        assert_eq!(
+            search.step(now),
+            Some(Step::Claim {
+                cursor,
+                at_once: false
+            })
+        );
+        search.claimed(START.to_owned(), false, now);
         assert_eq!(search.step(now), None);
-        assert_eq!(search.step(now + INTERVAL), Some(claim_from_start()));
+        assert_eq!(search.step(now + INTERVAL), Some(claim_from_start(false)));
     }
 
     #[test]
@@ -150,15 +162,16 @@ mod tests {
         assert_eq!(search.step(now), Some(Step::Look));
         search.others_hold(true);
         assert!(search.comes_first());
-        search.claimed("5-0".to_owned(), now);
+        search.claimed("5-0".to_owned(), true, now);
         assert!(search.comes_first());
-        search.claimed(START.to_owned(), now);
+        search.claimed(START.to_owned(), true, now);
         assert!(!search.comes_first());
-        assert_eq!(search.step(now + INTERVAL), None);
+        assert_eq!(search.step(now), None);
         search.restart();
         search.others_hold(false);
         assert_eq!(search.step(now), Some(own_from_start()));
-        search.read_own(None);
+        search.read_own(None, now);
         assert_eq!(search.step(now), None);
+        assert_eq!(search.step(now + INTERVAL), Some(claim_from_start(false)));
     }
 }

@@ -65,12 +65,15 @@ impl Reader {
                     .unwrap_or_default();
                 let last = last_id(&delivered).map(str::to_owned);
                 self.deliver(source, delivered, Delivery::Again).await?;
-                self.search_of(source).read_own(last.as_deref());
+                self.search_of(source)
+                    .read_own(last.as_deref(), Instant::now());
             }
-            Step::Claim { cursor } => {
-                let min_idle = match source.epoch {
-                    Some(_) => 0,
-                    None => milliseconds(self.claim_after),
+            Step::Claim { cursor, at_once } => {
+                // What is in hand is kept fresh, so that our own entries are not claimed from ourselves.
+                let min_idle = if at_once {
+                    0
+                } else {
+                    milliseconds(self.claim_after)
                 };
                 let mut command = redis::cmd("XAUTOCLAIM");
                 command
@@ -84,10 +87,12 @@ impl Reader {
                     .arg(room.clamp(1, self.batch));
                 let (cursor, delivered) = replies::auto_claim(self.control.query(&command).await?)?;
                 let claimed = self.deliver(source, delivered, Delivery::Again).await?;
-                if claimed > 0 && source.epoch.is_none() {
+                // What is claimed at once was noted when it was seen.
+                if claimed > 0 && !at_once {
                     self.note_claimed(source, claimed);
                 }
-                self.search_of(source).claimed(cursor, Instant::now());
+                self.search_of(source)
+                    .claimed(cursor, at_once, Instant::now());
             }
             Step::Rest { .. } => {}
         }

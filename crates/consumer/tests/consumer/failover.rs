@@ -1,10 +1,14 @@
 //! A Redis that fails over: the promoted replica may know less of the group than has been done.
 
+use std::time::Duration;
+
+use outbox_consumer::Order;
 use outbox_testkit::{Postgres, Proxy, Redis, eventually};
+use redis::streams::StreamRangeReply;
 
 use crate::{
     ordered::note,
-    shop::{DEADLINE, Shop, consumer_at, run, ship},
+    shop::{DEADLINE, GROUP, ORDERS, Shop, consumer_at, run, ship},
 };
 
 const KEYS: [&str; 4] = ["a", "b", "c", "d"];
@@ -75,4 +79,41 @@ async fn a_promoted_replica_that_knows_nothing_of_the_group_doubles_nothing() {
     assert_eq!((counts.applied, counts.repeated), (201, 200));
     assert_eq!((counts.failed, counts.dead, counts.lost), (0, 0, 0));
     consumer.stop().await;
+}
+
+/// A Redis that becomes a replica of an older state and is promoted again, with nobody disconnected, gives members again
+/// what they have acknowledged. They do not know of it, and nothing fails.
+#[tokio::test]
+async fn entries_that_are_pending_again_behind_a_members_back_are_settled() {
+    for order in [Order::PerKey, Order::None] {
+        let shop = Shop::open().await;
+        let builder = shop.consumer().order(order);
+        let consumer = run(builder.claim_after(Duration::from_secs(1)), ship);
+        shop.publish_many(20).await;
+        shop.single_effects(20).await;
+        shop.nothing_pending().await;
+
+        let members = shop.members().await;
+        let mut redis = shop.redis().await;
+        let entries: StreamRangeReply = redis::cmd("XRANGE")
+            .arg(&[ORDERS, "-", "+"])
+            .query_async(&mut redis)
+            .await
+            .unwrap();
+        let mut claim = redis::cmd("XCLAIM");
+        claim.arg(ORDERS).arg(GROUP).arg(&members[0]).arg(0);
+        for entry in &entries.ids {
+            claim.arg(&entry.id);
+        }
+        let claim = claim.arg("FORCE").arg("JUSTID");
+        claim.exec_async(&mut redis).await.unwrap();
+        assert_eq!(shop.pending("orders").await, 20);
+
+        shop.nothing_pending().await;
+        shop.single_effects(20).await;
+        let counts = consumer.counters.snapshot();
+        assert_eq!((counts.applied, counts.repeated), (20, 20));
+        assert_eq!((counts.failed, counts.dead, counts.lost), (0, 0, 0));
+        consumer.stop().await;
+    }
 }
