@@ -86,7 +86,15 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     .repeatable(),
     Scenario::new(
         4,
-        "an idle primary becomes a replica and a primary again",
+        "the same node becomes a replica and a primary again, without a disconnect",
+        Naive::MarkingLoop,
+        Shows::Harm(Column::Lost),
+        |stage| Box::pin(demoted_and_promoted(stage)),
+    )
+    .repeatable(),
+    Scenario::new(
+        4,
+        "the same while the relay is idle",
         Naive::MarkingLoop,
         Shows::Harm(Column::Lost),
         |stage| Box::pin(demoted_and_promoted_while_idle(stage)),
@@ -178,7 +186,15 @@ async fn failover(stage: &mut Stage) -> Result {
 }
 
 /// The primary is made a replica of a node that had fallen behind, which replaces its data, and is then promoted. Its
-/// clients stay connected, and there is nothing to publish that could fail: the relay has to look by itself.
+/// clients stay connected all the time.
+async fn demoted_and_promoted(stage: &mut Stage) -> Result {
+    let lagging = Lagging::behind(stage).await?;
+    gains(stage, LOST).await?;
+    note_loss(stage, lagging.entries).await?;
+    fall_back(stage, lagging).await
+}
+
+/// The same when there is nothing to publish and so nothing that could fail: the relay has to look by itself.
 async fn demoted_and_promoted_while_idle(stage: &mut Stage) -> Result {
     let lagging = Lagging::behind(stage).await?;
     gains(stage, LOST).await?;
