@@ -1,8 +1,8 @@
 //! From the producer's transaction over the relay's binary to the consumer's effect, on real servers.
 //!
 //! `world.rs` is what each test starts with. `crashes.rs` kills what is between the two ends, `windows.rs` is about
-//! the two moments at which a dual write goes wrong, `backlog.rs` about consumers that come late. `documents.rs`
-//! holds README and ARCHITECTURE against what they describe.
+//! the two moments at which a dual write goes wrong, `backlog.rs` about consumers that come late, `refusals.rs` about a
+//! Redis that is there and refuses. `documents.rs` holds README and ARCHITECTURE against what they describe.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,5 +12,6 @@
 mod backlog;
 mod crashes;
 mod documents;
+mod refusals;
 mod windows;
 mod world;

@@ -32,8 +32,12 @@ pub(crate) struct World {
 impl World {
     /// Both databases on the shared Postgres, and a Redis of its own that keeps nothing.
     pub(crate) async fn open() -> Self {
+        Self::open_with(Redis::start().await.unwrap()).await
+    }
+
+    /// Both databases on the shared Postgres, with a Redis as it is given.
+    pub(crate) async fn open_with(redis: Redis) -> Self {
         let postgres = Postgres::shared().await.unwrap();
-        let redis = Redis::start().await.unwrap();
         let shop_database = postgres.fresh_outbox().await.unwrap();
         let warehouse_database = postgres.fresh_inbox().await.unwrap();
         let shop = postgres.connect(&shop_database).await.unwrap();
@@ -67,6 +71,16 @@ impl World {
 
     /// A consumer that writes one effect for each message.
     pub(crate) fn consumer(&self) -> Running {
+        self.consumer_with(ship)
+    }
+
+    /// A consumer with a handler of the test's own.
+    pub(crate) fn consumer_with<F>(&self, handler: F) -> Running
+    where
+        F: AsyncFn(&Transaction<'_>, &Message) -> Result<(), tokio_postgres::Error>
+            + Send
+            + 'static,
+    {
         let manager = Manager::new(self.warehouse_url.parse().unwrap(), NoTls);
         let pool = Pool::builder(manager).max_size(4).build().unwrap();
         let redis = redis::Client::open(self.redis.url()).unwrap();
@@ -77,7 +91,7 @@ impl World {
             .build()
             .unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let task = tokio::spawn(consumer.run(ship, async move {
+        let task = tokio::spawn(consumer.run(handler, async move {
             let _ = stopped.await;
         }));
         Running { stop, task }
@@ -204,7 +218,11 @@ pub(crate) async fn place_order(client: &mut Client, key: &str) {
     transaction.commit().await.unwrap();
 }
 
-async fn ship(tx: &Transaction<'_>, message: &Message) -> Result<(), tokio_postgres::Error> {
+/// The handler of [`World::consumer`].
+pub(crate) async fn ship(
+    tx: &Transaction<'_>,
+    message: &Message,
+) -> Result<(), tokio_postgres::Error> {
     let sql = "INSERT INTO effects (key) VALUES ($1)";
     tx.execute(sql, &[&message.message_key()]).await.map(drop)
 }
