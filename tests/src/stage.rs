@@ -121,7 +121,7 @@ pub struct Stage {
     pub arm: Arm,
     /// The servers.
     pub servers: Servers,
-    /// The shop's processes; none after [`kill_shop`](Self::kill_shop).
+    /// The shop's processes; none after [`kill_shops`](Self::kill_shops).
     pub shops: Vec<Actor>,
     /// Relays, or the naive programs in their place.
     pub carriers: Vec<Actor>,
