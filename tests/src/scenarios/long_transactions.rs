@@ -86,8 +86,9 @@ const WINDOW: (Duration, Duration) = (Duration::from_secs(2), Duration::from_sec
 /// Windows of a run.
 const WINDOWS: (u32, u32) = (3, 6);
 
-/// The rate of the last window is at least this part of the first one's.
-const RATE_KEPT: f64 = 0.9;
+/// The rate of the last window is at least this part of the first one's; short and full. In windows of two seconds it
+/// scatters by itself on a busy machine.
+const RATE_KEPT: (f64, f64) = (0.5, 0.9);
 
 async fn writer_stays_open(stage: &mut Stage) -> Result {
     let mut client = stage.shop_client().await?;
@@ -162,7 +163,9 @@ async fn rate_beside_open_writer(stage: &mut Stage) -> Result {
     let last = Rate::over(stage, window).await?;
     transaction.commit().await?;
     stage.note(format!("first {window:?}: {first}; last: {last}"));
-    if stage.arm == Arm::Outbox && !last.keeps_up_with(&first) {
+    let wanted = stage.suite.scale.pick(RATE_KEPT.0, RATE_KEPT.1);
+    let is_kept = last.compared_with(&first) >= wanted;
+    if stage.arm == Arm::Outbox && !is_kept {
         return Err(format!("the rate falls: first {first}; last {last}").into());
     }
     arrives_late(stage, follower, &key).await
@@ -236,11 +239,11 @@ impl Rate {
         })
     }
 
-    /// Whether as large a part of what the shop could place is published as before.
-    fn keeps_up_with(&self, first: &Rate) -> bool {
-        // A shop that places fewer orders leaves less to publish.
+    /// The published rate as a part of an earlier one. A shop that places fewer orders leaves less to publish, so what
+    /// it places less of is left out.
+    fn compared_with(&self, first: &Rate) -> f64 {
         let load = (self.acknowledged / first.acknowledged).min(1.0);
-        self.published >= RATE_KEPT * load * first.published
+        self.published / (load * first.published)
     }
 }
 
