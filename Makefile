@@ -8,10 +8,11 @@ export RUST_TEST_THREADS ?= 4
 # Failure injection is aimed at the binary that is shipped.
 RELAY := $(TARGET_DIR)/release/outbox-relay
 
-.PHONY: help demo test failures soak check format-check lint docs relay servers cargo
+.PHONY: help demo bench test failures soak check format-check lint docs relay servers cargo
 
 help:
 	@echo "make demo    the order shop on private servers, two of them killed in the middle (DEMO_ORDERS=20000)"
+	@echo "make bench   how fast it is, on private servers (QUICK=1: under three minutes)"
 	@echo "make test    formatting, lints, documentation, all tests and doctests; what CI runs"
 	@echo "make failures  every fault of the failure suite, against naive code and against the outbox; prints a table"
 	@echo "make soak    its soak alone, reproducible (SECONDS=600 SEED=1)"
@@ -21,6 +22,11 @@ help:
 demo: servers cargo
 	$(CARGO) build --release --locked -p outbox-demo -p outbox-relay
 	@exec $(TARGET_DIR)/release/outbox-demo
+
+# A measure alone: BENCH="--only latency"; all of them: BENCH=--list
+bench: servers cargo
+	$(CARGO) build --release --locked -p outbox-bench -p outbox-relay
+	@exec $(TARGET_DIR)/release/outbox-bench $(if $(filter-out 0,$(QUICK)),--quick) $(BENCH)
 
 test: servers check docs relay
 	OUTBOX_RELAY_BIN=$(RELAY) $(CARGO) test --locked --workspace --no-fail-fast

@@ -1,0 +1,161 @@
+//! What an effect costs that takes place once, beside the same effect written by a program that counts on nothing.
+
+use std::time::{Duration, Instant};
+
+use deadpool_postgres::Pool;
+use futures_util::future::join;
+use outbox_consumer::{Consumer, Message, Transaction};
+use outbox_testkit::Redis;
+use tokio::sync::oneshot;
+use tokio_postgres::types::ToSql;
+
+use crate::{
+    Error,
+    effects::{CREATE_EFFECTS, INSERT_EFFECT, INSERT_EFFECTS, apply_all, fill_stream, pool},
+    figures::{Outcome, Target},
+    rows::{ONE_TOPIC, row, topic},
+    stage::Stage,
+    stats::quotients,
+};
+
+/// Messages of one transaction: the batch handler's, and the consumer's default for the other.
+const BATCH: usize = 1_000;
+const BATCH_ONE_BY_ONE: usize = 100;
+
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+const STALL_DEADLINE: Duration = Duration::from_secs(300);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Handler {
+    Batch,
+    OneByOne,
+}
+
+pub(crate) async fn take(stage: &Stage) -> Result<Outcome, Error> {
+    let mut outcome = Outcome::default();
+    let arms = [
+        (Handler::Batch, "batch handler", stage.sizes.consumed),
+        (Handler::OneByOne, "one by one", stage.sizes.consumed / 4),
+    ];
+    for (handler, name, count) in arms {
+        let (mut ours, mut bare) = (Vec::new(), Vec::new());
+        for round in 0..stage.sizes.repeats {
+            stage.round(&format!("{name}, inserts alone"), round);
+            bare.push(inserts(stage, handler, count).await?);
+            stage.round(&format!("{name}, the consumer"), round);
+            ours.push(consume(stage, handler, count).await?);
+        }
+        outcome = outcome
+            .must(
+                format!("{name} / inserts alone"),
+                "",
+                &quotients(&ours, &bare),
+                Target::AtLeast(0.5),
+            )
+            .beside(format!("{name}, consumer"), "messages/s", &ours)
+            .beside(format!("{name}, inserts alone"), "messages/s", &bare);
+    }
+    Ok(outcome)
+}
+
+/// The inserts, in transactions of the same size, without Redis and inbox.
+async fn inserts(stage: &Stage, handler: Handler, count: u64) -> Result<f64, Error> {
+    let database = stage.fresh_inbox().await?;
+    let client = stage.connect(&database).await?;
+    client.batch_execute(CREATE_EFFECTS).await?;
+    let (one, many) = (
+        client.prepare(INSERT_EFFECT).await?,
+        client.prepare(INSERT_EFFECTS).await?,
+    );
+    let size = if handler == Handler::Batch {
+        BATCH
+    } else {
+        BATCH_ONE_BY_ONE
+    };
+    let rows: Vec<(String, String)> = (1..=count)
+        .map(|number| row(number, ONE_TOPIC))
+        .map(|row| (row.message_key, row.ordering_key))
+        .collect();
+    let begun = Instant::now();
+    for batch in rows.chunks(size) {
+        if handler == Handler::Batch {
+            let keys: Vec<&str> = batch.iter().map(|row| row.0.as_str()).collect();
+            let customers: Vec<&str> = batch.iter().map(|row| row.1.as_str()).collect();
+            client.execute(&many, &[&keys, &customers]).await?;
+            continue;
+        }
+        let mut begin = Some(client.batch_execute("BEGIN"));
+        for (key, customer) in batch {
+            let params: [&(dyn ToSql + Sync); 2] = [key, customer];
+            let insert = client.execute(&one, &params);
+            match begin.take() {
+                Some(begin) => {
+                    let (begun, inserted) = join(begin, insert).await;
+                    begun?;
+                    inserted?;
+                }
+                None => drop(insert.await?),
+            }
+        }
+        client.batch_execute("COMMIT").await?;
+    }
+    let per_s = count as f64 / begun.elapsed().as_secs_f64();
+    drop(client);
+    stage.drop_database(&database).await?;
+    Ok(per_s)
+}
+
+/// One member that applies a stream, from its first message to its last.
+async fn consume(stage: &Stage, handler: Handler, count: u64) -> Result<f64, Error> {
+    let database = stage.fresh_inbox().await?;
+    stage
+        .connect(&database)
+        .await?
+        .batch_execute(CREATE_EFFECTS)
+        .await?;
+    let redis = Redis::start().await?;
+    fill_stream(&redis, count).await?;
+    let pool: Pool = pool(stage, &database)?;
+    let size = if handler == Handler::Batch {
+        BATCH
+    } else {
+        BATCH_ONE_BY_ONE
+    };
+    let consumer = Consumer::builder(pool.clone(), redis::Client::open(redis.url())?, "bench")
+        .topic(topic(0))
+        .batch(size)
+        .build()?;
+    let counters = consumer.counters();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let stopped = async move { stopped.await.unwrap_or_default() };
+    let running = match handler {
+        Handler::Batch => tokio::spawn(consumer.run_batches(apply_all, stopped)),
+        Handler::OneByOne => tokio::spawn(consumer.run(apply_one, stopped)),
+    };
+    let (asked, mut first) = (Instant::now(), None);
+    loop {
+        let applied = counters.snapshot().applied;
+        if applied > 0 {
+            let (since, before) = *first.get_or_insert((Instant::now(), applied));
+            if applied >= count {
+                let per_s = (applied - before) as f64 / since.elapsed().as_secs_f64();
+                let _ = stop.send(());
+                running.await??;
+                pool.close();
+                stage.drop_database(&database).await?;
+                return Ok(per_s);
+            }
+        }
+        if running.is_finished() || asked.elapsed() > STALL_DEADLINE {
+            return Err(format!("the consumer applied {applied} of {count} messages").into());
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+async fn apply_one(tx: &Transaction<'_>, message: &Message) -> Result<(), tokio_postgres::Error> {
+    let insert = tx.prepare_cached(INSERT_EFFECT).await?;
+    tx.execute(&insert, &[&message.message_key(), &message.ordering_key()])
+        .await
+        .map(drop)
+}
