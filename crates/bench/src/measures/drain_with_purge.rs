@@ -20,10 +20,10 @@ use crate::{
     stats::quotients,
 };
 
-/// All that was published was published long ago.
+/// All that was published was published long ago. The row at `high` is never purged.
 const OVERDUE: &str = "
     DELETE FROM outbox.milestones;
-    INSERT INTO outbox.milestones (high, published_at) SELECT high, now() - interval '1 day' FROM outbox.checkpoint";
+    INSERT INTO outbox.milestones (high, published_at) SELECT high - 1, now() - interval '1 day' FROM outbox.checkpoint";
 
 const SETTLE: &str = "VACUUM (ANALYZE) outbox.messages";
 
@@ -116,11 +116,14 @@ async fn publish_and_purge(
     relay.published(connection, before + rows).await?;
     loop {
         let purged_to: i64 = client.query_one(PURGED_TO, &[]).await?.get(0);
-        if u64::try_from(purged_to)? >= before {
+        if u64::try_from(purged_to)? + 1 >= before {
             break;
         }
         if begun.elapsed() > STALL_DEADLINE {
-            return Err(format!("the purge is at {purged_to} and has to come to {before}").into());
+            return Err(format!(
+                "the purge is at {purged_to} and has to come to {before} less one"
+            )
+            .into());
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
