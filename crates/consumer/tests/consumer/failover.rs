@@ -87,8 +87,13 @@ async fn a_promoted_replica_that_knows_nothing_of_the_group_doubles_nothing() {
 async fn entries_that_are_pending_again_behind_a_members_back_are_settled() {
     for order in [Order::PerKey, Order::None] {
         let shop = Shop::open().await;
-        let builder = shop.consumer().order(order);
-        let consumer = run(builder.claim_after(Duration::from_secs(1)), ship);
+        // No lease is lost, after which an owner would look by itself.
+        let builder = shop
+            .consumer()
+            .order(order)
+            .lease(Duration::from_secs(60))
+            .claim_after(Duration::from_secs(1));
+        let consumer = run(builder, ship);
         shop.publish_many(20).await;
         shop.single_effects(20).await;
         shop.nothing_pending().await;
