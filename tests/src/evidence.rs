@@ -8,21 +8,14 @@ use std::{
 };
 
 use outbox_testkit::{Process, relay_binary};
-use redis::{
-    aio::MultiplexedConnection,
-    streams::{StreamInfoGroupsReply, StreamRangeReply},
-};
 use serde::Serialize;
 
 use crate::{
     Result,
-    order::{STREAM, Way, customer_and_number},
+    order::{Way, customer_and_number},
     programs::{CURSOR, EFFECT_KEYS, GROUP},
     stage::{Arm, DEADLINE, Stage, failed, until},
 };
-
-/// Entries that are read in one go.
-const ENTRIES_MAX: usize = 10_000;
 
 const SENT: &str = "SELECT count(*) = 0 FROM outbox.message_status WHERE NOT sent";
 const MARKED: &str = "SELECT count(*) = 0 FROM plain_outbox WHERE sent_at IS NULL";
@@ -279,15 +272,6 @@ impl Stage {
         Ok(seen.get().1.elapsed() > self.arm.patience())
     }
 
-    /// How many entries the stream has.
-    pub(crate) async fn stream_len(&self) -> Result<i64> {
-        let mut redis = self.servers.redis.connect().await?;
-        Ok(redis::cmd("XLEN")
-            .arg(STREAM)
-            .query_async(&mut redis)
-            .await?)
-    }
-
     /// Nothing is left to do for anybody; the error says what is.
     pub(crate) async fn settled(&self) -> Result {
         let client = self.shop_client().await?;
@@ -311,99 +295,10 @@ impl Stage {
             return Err("messages are left to be published".into());
         }
         if self.has_consumer() {
-            nothing_left(&mut redis).await?;
+            let last = self.last_entry().await?;
+            self.has_passed(last).await?;
         }
         Ok(())
-    }
-
-    /// Follows the stream from its present end.
-    pub(crate) async fn follow(&self) -> Result<Follower> {
-        let mut follower = self.follow_from_start().await?;
-        let last: StreamRangeReply = redis::cmd("XREVRANGE")
-            .arg(&[STREAM, "+", "-", "COUNT", "1"])
-            .query_async(&mut follower.redis)
-            .await?;
-        follower.after = last.ids.first().map(|entry| entry.id.clone());
-        Ok(follower)
-    }
-
-    pub(crate) async fn follow_from_start(&self) -> Result<Follower> {
-        Ok(Follower {
-            redis: self.servers.redis.connect().await?,
-            after: None,
-        })
-    }
-}
-
-/// The group has been given and has acknowledged everything in the stream; the error says what it has not.
-async fn nothing_left(redis: &mut MultiplexedConnection) -> Result {
-    let last: StreamRangeReply = redis::cmd("XREVRANGE")
-        .arg(&[STREAM, "+", "-", "COUNT", "1"])
-        .query_async(redis)
-        .await?;
-    let groups: StreamInfoGroupsReply = redis::cmd("XINFO")
-        .arg(&["GROUPS", STREAM])
-        .query_async(redis)
-        .await?;
-    let last = last.ids.first().map(|entry| entry.id.as_str());
-    let group = groups.groups.iter().find(|group| group.name == GROUP);
-    match group {
-        Some(group) if group.pending == 0 && Some(group.last_delivered_id.as_str()) == last => {
-            Ok(())
-        }
-        _ => Err(format!("the last entry is {last:?}, the group is {group:?}").into()),
-    }
-}
-
-/// Reads the stream on and on.
-#[derive(Debug)]
-pub(crate) struct Follower {
-    redis: MultiplexedConnection,
-    /// The last entry that was read.
-    after: Option<String>,
-}
-
-impl Follower {
-    /// Message keys of the next entries; none at the present end.
-    async fn next(&mut self) -> Result<Vec<String>> {
-        let start = self
-            .after
-            .as_ref()
-            .map_or("-".to_owned(), |id| format!("({id}"));
-        let page: StreamRangeReply = redis::cmd("XRANGE")
-            .arg(&[STREAM, &start, "+", "COUNT", &ENTRIES_MAX.to_string()])
-            .query_async(&mut self.redis)
-            .await?;
-        if let Some(last) = page.ids.last() {
-            self.after = Some(last.id.clone());
-        }
-        let keys = page.ids.iter().map(|entry| entry.get("message_key"));
-        keys.map(|key| key.ok_or_else(|| "an entry without a message key".into()))
-            .collect()
-    }
-
-    /// Message keys of all entries up to the present end.
-    pub(crate) async fn rest(&mut self) -> Result<Vec<String>> {
-        let mut all = Vec::new();
-        loop {
-            let page = self.next().await?;
-            if page.is_empty() {
-                return Ok(all);
-            }
-            all.extend(page);
-        }
-    }
-
-    /// Whether a message arrives in time.
-    pub(crate) async fn arrives(&mut self, key: &str, deadline: Duration) -> Result<bool> {
-        let started = Instant::now();
-        while started.elapsed() < deadline {
-            if self.next().await?.iter().any(|other| other == key) {
-                return Ok(true);
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        Ok(false)
     }
 }
 

@@ -7,7 +7,7 @@
 //! 2. `scenario.rs`: how one is run: load, strike, recovery, evidence, verdict.
 //! 3. `stage.rs`: the servers and processes of a run; `link.rs` is the network before one process, `order.rs` what the
 //!    shop writes.
-//! 4. `evidence.rs`: what is counted, and `report.rs`: the table.
+//! 4. `evidence.rs`: what is counted, `stream.rs`: what stands in the stream, and `report.rs`: the table.
 //! 5. `programs/`: what runs as processes of its own: the shop, the naive code, and the consumer.
 //!
 //! `make failures` runs all of it, `tests/failures.rs` a short form of each. The suite's other tests are in
@@ -21,6 +21,7 @@ mod report;
 mod scenario;
 pub mod scenarios;
 mod stage;
+mod stream;
 
 pub use crate::{
     evidence::{Column, Counts},

@@ -1,8 +1,12 @@
 //! The network before one process: a proxy to each server, so that a fault can hit one process and not the others.
 
-use outbox_testkit::{Postgres, Proxy};
+use futures_util::{FutureExt, future::select_all};
+use outbox_testkit::{Direction, Hold, Matcher, Postgres, Proxy};
 
-use crate::{Result, stage::Servers};
+use crate::{
+    Result,
+    stage::{Actor, Servers},
+};
 
 /// The two proxies of one process.
 #[derive(Debug)]
@@ -57,5 +61,53 @@ impl Link {
     #[must_use]
     pub fn redis_url(&self) -> &str {
         &self.redis_url
+    }
+}
+
+/// Which network of a process is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Net {
+    Postgres,
+    Redis,
+}
+
+/// What a process is at when a fault hits it.
+#[derive(Clone, Debug)]
+pub(crate) struct Moment {
+    pub(crate) net: Net,
+    pub(crate) matcher: Matcher,
+    pub(crate) direction: Direction,
+}
+
+impl Moment {
+    pub(crate) fn new(net: Net, matcher: Matcher, direction: Direction) -> Self {
+        Self {
+            net,
+            matcher,
+            direction,
+        }
+    }
+
+    /// Waits until one of several processes has come to this moment, and keeps it there. Which one, by its index.
+    ///
+    /// # Errors
+    ///
+    /// None does in time.
+    pub(crate) async fn first_of(&self, actors: &[Actor]) -> Result<(usize, Hold)> {
+        let hold = |actor: &Actor| {
+            let proxy = match self.net {
+                Net::Postgres => &actor.link.postgres,
+                Net::Redis => &actor.link.redis,
+            };
+            proxy.hold(self.matcher.clone(), self.direction)
+        };
+        let mut holds: Vec<Hold> = actors.iter().map(hold).collect();
+        if holds.is_empty() {
+            return Err("no process that could be held".into());
+        }
+        let (reached, index, _) = select_all(holds.iter().map(|hold| hold.reached().boxed())).await;
+        reached?;
+        // The others go on.
+        Ok((index, holds.swap_remove(index)))
     }
 }

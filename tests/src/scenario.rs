@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use outbox_testkit::eventually;
 
 use crate::{
-    Result,
+    Error, Result,
     evidence::{Column, Counts, Evidence},
     order::{End, Queue, Way, place},
     stage::{Arm, DEADLINE, Setting, Stage, Suite},
@@ -180,7 +180,7 @@ impl Outcome {
         let mut problems = Vec::new();
         match &self.outbox {
             Ok(counts) => problems.extend(self.problems_of_outbox(counts)),
-            Err(e) => problems.push(format!("outbox: {e}")),
+            Err(e) => problems.push(format!("outbox: {}", with_causes(e))),
         }
         match (&self.control, self.scenario.shows) {
             (Some(Ok(counts)), Shows::Harm(column)) if counts.get(column).unwrap_or(0) == 0 => {
@@ -188,7 +188,7 @@ impl Outcome {
                     "control: nothing {column}, so the scenario tests nothing"
                 ));
             }
-            (Some(Err(e)), _) => problems.push(format!("control: {e}")),
+            (Some(Err(e)), _) => problems.push(format!("control: {}", with_causes(e))),
             (Some(Ok(_)) | None, _) => {}
         }
         problems
@@ -214,6 +214,17 @@ impl Outcome {
         }
         problems
     }
+}
+
+/// An error and what caused it: Postgres says what is wrong only in the cause.
+fn with_causes(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
 }
 
 impl Scenario {

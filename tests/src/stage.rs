@@ -99,7 +99,7 @@ pub struct Setting {
     pub relay: &'static [&'static str],
     /// Further arguments of the shop.
     pub shop: &'static [&'static str],
-    /// Further arguments of the consumer, ours and the naive one.
+    /// Further arguments of the consumer, ours and the naive one, not one of the user's.
     pub consumer: &'static [&'static str],
 }
 
@@ -302,21 +302,25 @@ impl Stage {
     /// The process does not start.
     pub async fn start_consumer(&mut self) -> Result {
         let name = self.new_name("consumer-");
+        self.start_consumer_as(name).await
+    }
+
+    async fn start_consumer_as(&mut self, name: String) -> Result {
         let link = Link::to_warehouse(&self.servers).await?;
         let builder = match (self.arm, self.naive.consumer()) {
             (Arm::Control, None) => return Ok(()),
-            (Arm::Control, Some(flags)) => self.program("naive-consumer", &link).args(flags),
+            (Arm::Control, Some(flags)) => self
+                .program("naive-consumer", &link)
+                .args(flags)
+                .args(self.setting.consumer),
             (Arm::Outbox, _) => match &self.suite.own_consumer {
                 Some(own) => Process::builder(&own.program)
                     .env("DATABASE_URL", link.postgres_url())
                     .env("REDIS_URL", link.redis_url()),
-                None => self.program("warehouse", &link),
+                None => self.program("warehouse", &link).args(self.setting.consumer),
             },
         };
-        let process = builder
-            .env("CONSUMER_NAME", &name)
-            .args(self.setting.consumer)
-            .spawn()?;
+        let process = builder.env("CONSUMER_NAME", &name).spawn()?;
         self.consumers.push(Actor {
             name,
             process,
@@ -335,14 +339,15 @@ impl Stage {
         self.start_carrier().await
     }
 
-    /// Kills a consumer with SIGKILL and starts another.
+    /// Kills a consumer with SIGKILL and starts it again: under its name, as a supervisor does.
     ///
     /// # Errors
     ///
     /// The process does not start.
     pub async fn replace_consumer(&mut self, index: usize) -> Result {
-        self.consumers.remove(index).process.kill9();
-        self.start_consumer().await
+        let dead = self.consumers.remove(index);
+        dead.process.kill9();
+        self.start_consumer_as(dead.name).await
     }
 
     /// Waits until the shops have acknowledged this many orders more.

@@ -13,8 +13,9 @@ use redis::aio::MultiplexedConnection;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_postgres::{Client, NoTls};
 
-use crate::Result;
+use crate::{Result, order::customer_and_number};
 pub use cursor_loop::CURSOR;
+pub(crate) use shop::ORDER_FAILED;
 
 /// The group of every consumer.
 pub const GROUP: &str = "warehouse";
@@ -92,6 +93,31 @@ impl Servers {
     async fn redis(&self) -> Result<MultiplexedConnection> {
         let client = redis::Client::open(self.redis_url.as_str())?;
         Ok(client.get_multiplexed_async_connection().await?)
+    }
+}
+
+/// What every consumer does with a message.
+#[derive(Clone, Debug, Args)]
+struct Handler {
+    /// Customer whose orders kill the process that handles them
+    #[arg(long)]
+    poison: Option<String>,
+}
+
+impl Handler {
+    async fn pack(
+        &self,
+        transaction: &tokio_postgres::Transaction<'_>,
+        message_key: &str,
+    ) -> std::result::Result<(), tokio_postgres::Error> {
+        let customer = customer_and_number(message_key).map(|(customer, _)| customer);
+        if customer.is_some() && customer == self.poison.as_deref() {
+            std::process::abort();
+        }
+        transaction
+            .execute(INSERT_EFFECT, &[&message_key])
+            .await
+            .map(drop)
     }
 }
 

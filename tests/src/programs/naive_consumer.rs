@@ -7,7 +7,7 @@ use redis::{
 };
 use tokio_postgres::Client;
 
-use super::{GROUP, INSERT_EFFECT, Servers, endlessly};
+use super::{GROUP, Handler, Servers, endlessly};
 use crate::{Result, order::STREAM};
 
 const BATCH_MAX: &str = "50";
@@ -18,6 +18,8 @@ const NAME: &str = "naive";
 pub struct NaiveConsumer {
     #[command(flatten)]
     servers: Servers,
+    #[command(flatten)]
+    handler: Handler,
     /// Acknowledge before the effect instead of after it
     #[arg(long)]
     ack_first: bool,
@@ -74,7 +76,7 @@ impl NaiveConsumer {
             let key: String = entry
                 .get("message_key")
                 .ok_or("an entry without a message key")?;
-            transaction.execute(INSERT_EFFECT, &[&key]).await?;
+            self.handler.pack(&transaction, &key).await?;
         }
         transaction.commit().await?;
         if !self.ack_first {

@@ -19,6 +19,9 @@ use crate::{
     order::{End, Queue, Way, place},
 };
 
+/// What the log says of each order that failed, in one line.
+pub(crate) const ORDER_FAILED: &str = "an order failed";
+
 /// Places orders from several connections until SIGTERM.
 #[derive(Clone, Debug, Args)]
 pub struct Shop {
@@ -92,7 +95,7 @@ impl Writer {
                     while !*self.stopped.borrow() {
                         pace.tick().await;
                         if let Err(e) = self.place_one(&mut client, &mut queue).await {
-                            tracing::warn!(error = %e, "an order failed");
+                            tracing::warn!(error = %e, "{ORDER_FAILED}");
                             break;
                         }
                     }

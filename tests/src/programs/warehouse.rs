@@ -7,7 +7,7 @@ use deadpool_postgres::{Manager, Pool};
 use outbox_consumer::{Consumer, Message, Transaction};
 use tokio_postgres::NoTls;
 
-use super::{GROUP, INSERT_EFFECT, Servers};
+use super::{GROUP, Handler, Servers};
 use crate::{Result, order::TOPIC};
 
 /// A consumer as the library's documentation has it.
@@ -15,6 +15,8 @@ use crate::{Result, order::TOPIC};
 pub struct Warehouse {
     #[command(flatten)]
     servers: Servers,
+    #[command(flatten)]
+    handler: Handler,
     /// Name of this member of the group
     #[arg(long, env = "CONSUMER_NAME")]
     name: Option<String>,
@@ -39,16 +41,11 @@ impl Warehouse {
         if let Some(name) = self.name {
             builder = builder.name(name);
         }
+        let handler = self.handler;
+        let pack = async move |tx: &Transaction<'_>, message: &Message| {
+            handler.pack(tx, message.message_key()).await
+        };
         builder.build()?.run(pack, stop).await?;
         Ok(())
     }
-}
-
-async fn pack(
-    tx: &Transaction<'_>,
-    message: &Message,
-) -> std::result::Result<(), tokio_postgres::Error> {
-    tx.execute(INSERT_EFFECT, &[&message.message_key()])
-        .await
-        .map(drop)
 }

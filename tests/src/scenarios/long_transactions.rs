@@ -8,10 +8,11 @@ use std::{
 
 use crate::{
     Result, Scenario, Stage,
-    evidence::{Column, Follower},
+    evidence::Column,
     order::{Queue, STREAM, write_order},
     scenario::{Naive, Shows},
     stage::{Arm, DEADLINE, Setting, until},
+    stream::Follower,
 };
 
 const HARM: Shows = Shows::Harm(Column::Lost);
