@@ -144,7 +144,7 @@ async fn killed_at_random(stage: &mut Stage) -> Result {
 /// Some messages kill each consumer that handles them. Whoever supervises it starts it again each time.
 async fn messages_kill(stage: &mut Stage) -> Result {
     let mut deaths = 0;
-    for _ in 0..stage.suite.scale.pick(2, 10) {
+    for _ in 0..stage.suite.scale.pick(1, 10) {
         let mut client = stage.shop_client().await?;
         let way = stage.way();
         let key = place(&mut client, &mut Queue::new(""), way, POISON, End::Commit).await?;
