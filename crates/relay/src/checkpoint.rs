@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::postgres::{Session, sql};
 use crate::protocol::cursor::Cursor;
 use crate::protocol::layout::Layout;
+use crate::protocol::place::{Blocked, History, Place};
 use crate::protocol::ranges::RangeSet;
-use crate::protocol::start::{Blocked, History, Place};
 
 /// The bits of a system id, which Postgres holds as a signed number.
 pub(crate) fn system_id_bits(system_id: u64) -> i64 {

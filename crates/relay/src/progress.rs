@@ -11,7 +11,7 @@ use crate::metric_names as names;
 use crate::postgres::{MessageRow, Session, sql};
 use crate::protocol::cursor::Step;
 use crate::protocol::layout::{hold_name, partition, stream_name, streams_of};
-use crate::protocol::start::{Blocked, Place, Suspect};
+use crate::protocol::place::{Blocked, Place, Suspect};
 use crate::publisher::{PageWrite, Published, Publisher};
 use crate::reader::Page;
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::checkpoint;
 use crate::error::Result;
 use crate::postgres::{PostgresTarget, Session, sql};
-use crate::protocol::start::{MarkerFound, Place};
+use crate::protocol::place::Place;
+use crate::protocol::start::MarkerFound;
 use crate::publisher::{Publisher, RedisTarget};
 
 /// Rows that are counted before the backlog is called "at least".

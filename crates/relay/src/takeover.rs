@@ -12,7 +12,8 @@ use crate::postgres::{Session, sql};
 use crate::progress::{Progress, TAIL_ENTRIES_MAX};
 use crate::protocol::cursor::Cursor;
 use crate::protocol::layout::streams_of;
-use crate::protocol::start::{self, Blocked, Case, Facts, History, MarkerFound, Place, Plan};
+use crate::protocol::place::{Blocked, History, Place};
+use crate::protocol::start::{self, Case, Facts, MarkerFound, Plan};
 use crate::publisher::Publisher;
 
 /// How often the marker may change between being read and being taken, before that counts as an error.

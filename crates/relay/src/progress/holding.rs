@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::postgres::MessageRow;
 use crate::protocol::cursor::{Cursor, Step};
 use crate::protocol::layout::{Layout, hold_name, stream_name};
+use crate::protocol::place::Blocked;
 use crate::protocol::ranges::RangeSet;
-use crate::protocol::start::Blocked;
 use crate::publisher::{PageWrite, Published, Publisher};
 
 impl Progress {

@@ -6,7 +6,7 @@ use super::{Progress, TAIL_ENTRIES_MAX};
 use crate::error::Result;
 use crate::postgres::MessageRow;
 use crate::protocol::cursor::Step;
-use crate::protocol::start::Suspect;
+use crate::protocol::place::Suspect;
 use crate::publisher::Publisher;
 
 impl Progress {

@@ -10,7 +10,8 @@ use uuid::Uuid;
 
 use crate::protocol::cursor::Cursor;
 use crate::protocol::layout::{Layout, Layouts};
-use crate::protocol::start::{Blocked, History, MarkerFound, Place, Suspect};
+use crate::protocol::place::{Blocked, History, Place, Suspect};
+use crate::protocol::start::MarkerFound;
 
 /// The marker's format. A relay reads this one only; the number changes when an older relay would
 /// misread the marker.

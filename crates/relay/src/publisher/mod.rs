@@ -18,7 +18,8 @@ pub use target::RedisTarget;
 
 use crate::error::{Error, Result, redis_fault};
 use crate::protocol::failure::{RedisFault, ReplyCode};
-use crate::protocol::start::{MarkerFound, Place, Suspect};
+use crate::protocol::place::{Place, Suspect};
+use crate::protocol::start::MarkerFound;
 
 const PAGE_LUA: &str = include_str!("page.lua");
 const TAKE_LUA: &str = include_str!("take.lua");

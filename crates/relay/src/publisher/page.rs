@@ -11,7 +11,7 @@ use crate::postgres::MessageRow;
 use crate::protocol::cursor::Step;
 use crate::protocol::failure::{Meaning, RedisFault, ReplyCode, of_redis, of_stream};
 use crate::protocol::layout::Layout;
-use crate::protocol::start::Blocked;
+use crate::protocol::place::Blocked;
 
 /// What became of a page.
 #[derive(Debug)]

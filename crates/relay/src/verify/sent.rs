@@ -7,7 +7,8 @@ use crate::error::{Error, Result};
 use crate::postgres::Session;
 use crate::protocol::cursor::Cursor;
 use crate::protocol::layout::{hold_name, streams_of};
-use crate::protocol::start::{MarkerFound, Place, Refusal};
+use crate::protocol::place::Place;
+use crate::protocol::start::{MarkerFound, Refusal};
 use crate::publisher::Publisher;
 
 /// Where an id lies by the cursor.
