@@ -66,7 +66,6 @@ impl Progress {
         loop {
             let (streams, entries) = self.entries(&page.rows, &skipped, None);
             let write = PageWrite {
-                epoch: self.place.epoch,
                 page: self.place.page,
                 streams: &streams,
                 entries: &entries,
@@ -161,9 +160,7 @@ impl Progress {
             self.suspect = None;
             self.tails.clear();
         }
-        self.place.cursor.apply(step);
-        self.place.page += 1;
-        self.place.redis_ms = redis_ms;
+        self.place.pass(step, redis_ms);
         if !self.set_aside.is_empty() {
             let place = &self.place;
             let to_come = |id| {

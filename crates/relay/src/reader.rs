@@ -9,11 +9,13 @@ use tokio_postgres::{Row, Statement};
 use crate::error::{Error, Result};
 use crate::postgres::{MessageRow, Session, sql};
 use crate::protocol::cursor::Cursor;
-use crate::protocol::log::{Answer, Listed, Log, Question, Writer};
+use crate::protocol::log::{Answer, Limits, Listed, Log, Question, Writer};
 use crate::protocol::ranges::RangeSet;
 
 /// Ranges of gaps after which the relay stops reading ahead: about a hundred megabytes in all places.
 pub(crate) const GAP_RANGES_MAX: usize = 500_000;
+
+const LIMITS: Limits = Limits::of_gap_ranges(GAP_RANGES_MAX);
 
 /// How long other commits may flush the log for us before the relay forces it.
 const FLUSH_PATIENCE: Duration = Duration::from_millis(2);
@@ -87,7 +89,7 @@ impl Reader {
         bytes_max: u32,
     ) -> Result<Self> {
         Ok(Reader {
-            log: Log::new(from, GAP_RANGES_MAX),
+            log: Log::new(from, LIMITS),
             writers: session
                 .prepare("prepare the list of writers", sql::WRITERS)
                 .await?,
@@ -109,7 +111,7 @@ impl Reader {
 
     /// Begins again from a cursor; what was read beyond it is read once more.
     pub(crate) fn restart(&mut self, from: &Cursor) {
-        self.log = Log::new(from, GAP_RANGES_MAX);
+        self.log = Log::new(from, LIMITS);
     }
 
     /// Ranges of ids that may still be filled.

@@ -12,7 +12,7 @@ use crate::postgres::{Session, sql};
 use crate::progress::{Progress, TAIL_ENTRIES_MAX};
 use crate::protocol::cursor::Cursor;
 use crate::protocol::layout::streams_of;
-use crate::protocol::place::{Blocked, History, Place};
+use crate::protocol::place::{Blocked, Place};
 use crate::protocol::start::{self, Case, Facts, MarkerFound, Plan};
 use crate::publisher::Publisher;
 
@@ -59,22 +59,7 @@ async fn try_take_over(
     let facts = read_facts(session, publisher, &found, &config.stream_prefix).await?;
     let plan = start::plan(&found, &facts, config.on_redis_loss).map_err(Error::Refused)?;
     let cursor = anchored(session, plan.cursor.clone()).await?;
-    let place = Place {
-        history: History {
-            system_id: facts.system_id,
-            timeline: facts.timeline,
-            branch: plan
-                .branch
-                .filter(|_| !plan.new_branch)
-                .unwrap_or_else(Uuid::new_v4),
-        },
-        epoch: plan.epoch,
-        page: 0,
-        cursor,
-        redis_ms: plan.redis_ms,
-        blocked: plan.blocked.clone(),
-        layouts: plan.layouts.clone(),
-    };
+    let place = plan.place(cursor, &facts, Uuid::new_v4());
     publisher
         .take(
             &found,
@@ -186,19 +171,11 @@ async fn stands(
 /// Makes sure that the row at `high` exists and is published, and that its key is known: the next check
 /// of the history goes by it.
 async fn anchored(session: &Session, mut cursor: Cursor) -> Result<Cursor> {
-    while cursor.high > 0 && cursor.high_key.is_empty() {
-        let Some(row) = session
+    while cursor.lacks_key() {
+        let row = session
             .at_most_one("find the last published row", sql::ANCHOR, &[&cursor.high])
-            .await?
-        else {
-            return Ok(Cursor::default());
-        };
-        let id: i64 = row.get(0);
-        match cursor.gaps.range_around(id) {
-            Some((lo, _)) => cursor.high = lo - 1,
-            None => (cursor.high, cursor.high_key) = (id, row.get(1)),
-        }
-        cursor.gaps = cursor.gaps.up_to(cursor.high);
+            .await?;
+        cursor.anchor(row.map(|row| (row.get(0), row.get(1))));
     }
     Ok(cursor)
 }

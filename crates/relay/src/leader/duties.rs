@@ -99,14 +99,10 @@ impl Leader<'_> {
         if place.cursor.high > 0 && key.as_ref() != Some(&place.cursor.high_key) {
             return Err(Error::HistoryChanged("the last published row is not there"));
         }
-        let (epoch, page) = self
-            .session
-            .speaking(self.publisher.marker_position())
-            .await??;
-        if (&epoch, &page) != (&place.epoch.to_string(), &place.page.to_string()) {
-            return Err(Error::Moved { epoch, page });
-        }
-        Ok(())
+        let page = place.page;
+        self.session
+            .speaking(self.publisher.find_marker_at(page))
+            .await?
     }
 
     /// Changes the number of a topic's partitions where that is wanted.

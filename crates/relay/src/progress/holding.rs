@@ -79,7 +79,6 @@ impl Progress {
         };
         let (streams, entries) = self.entries(rows.iter().filter(ours), &skipped, Some(name));
         let write = PageWrite {
-            epoch: self.place.epoch,
             page: self.place.page,
             streams: &streams,
             entries: &entries,
@@ -144,7 +143,6 @@ impl Progress {
         layouts: &[(String, Layout)],
     ) -> Result<()> {
         let write = PageWrite {
-            epoch: self.place.epoch,
             page: self.place.page,
             streams: &[],
             entries: &[],

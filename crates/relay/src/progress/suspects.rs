@@ -12,15 +12,8 @@ use crate::publisher::Publisher;
 impl Progress {
     /// Whether the cursor has passed all suspect rows once it made this step.
     pub(super) fn suspect_ends_with(&self, step: &Step) -> bool {
-        let Some(suspect) = self.suspect else {
-            return false;
-        };
-        if !self.place.blocked.is_empty() {
-            return false; // a stream that is held back has suspect rows of its own
-        }
-        let mut after = self.place.cursor.clone();
-        after.apply(step);
-        after.high >= suspect.until && after.gaps.first().is_none_or(|first| first > suspect.until)
+        self.suspect
+            .is_some_and(|suspect| suspect.ends_with(step, &self.place))
     }
 
     /// Suspect rows that stand in their stream already, with the same id and key.
@@ -62,9 +55,7 @@ impl Progress {
         stream: &str,
         suspect: Suspect,
     ) -> Result<HashMap<i64, String>> {
-        // What a held stream lacks is covered by the common cursor.
-        let covered = |id| self.place.blocked.is_empty() && self.place.cursor.covers(id);
-        let wanted = |id| id <= suspect.until && !covered(id);
+        let wanted = |id| suspect.may_stand(id, &self.place);
         let (tail, whole) = publisher
             .tail(stream, suspect.since_ms, TAIL_ENTRIES_MAX, wanted)
             .await?;

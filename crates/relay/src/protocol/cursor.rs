@@ -14,7 +14,7 @@ pub struct Cursor {
 }
 
 /// One page's change to a cursor, as small as the page, however many gaps there are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Step {
     /// The new `high` and its key, when the page moves it.
     pub high: Option<(i64, String)>,
@@ -35,6 +35,26 @@ impl Cursor {
     /// Whether `id` counts as published.
     pub fn covers(&self, id: i64) -> bool {
         id <= self.high && !self.gaps.contains(id)
+    }
+
+    /// Whether the row at `high` has yet to be looked up; see [`Cursor::anchor`].
+    pub fn lacks_key(&self) -> bool {
+        self.high > 0 && self.high_key.is_empty()
+    }
+
+    /// Makes `high` a published row whose key is known, since the history is recognised by it. `nearest` is the
+    /// row at or below `high` with the largest id. Where that is in a gap, the cursor still lacks a key, and
+    /// the caller looks again; without any row, nothing is published.
+    pub fn anchor(&mut self, nearest: Option<(i64, String)>) {
+        let Some((id, key)) = nearest else {
+            *self = Cursor::default();
+            return;
+        };
+        match self.gaps.range_around(id) {
+            Some((lo, _)) => self.high = lo - 1,
+            None => (self.high, self.high_key) = (id, key),
+        }
+        self.gaps = std::mem::take(&mut self.gaps).up_to(self.high);
     }
 
     /// The ids that this cursor has not published and `ahead` has.
@@ -230,6 +250,18 @@ mod tests {
                 assert_eq!(published.last().copied().unwrap_or(0), c.high);
             }
         }
+    }
+
+    #[test]
+    fn a_cursor_is_anchored_at_a_row_that_is_published() {
+        let mut c = cursor(10, &[(2, 3), (6, 8)]);
+        c.high_key.clear();
+        c.anchor(Some((7, key(7))));
+        assert!(c.lacks_key(), "7 is in a gap: {c:?}");
+        c.anchor(Some((4, key(4))));
+        assert_eq!(c, cursor(4, &[(2, 3)]));
+        c.anchor(None);
+        assert_eq!(c, Cursor::default());
     }
 
     #[test]

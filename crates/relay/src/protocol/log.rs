@@ -14,7 +14,7 @@
 //! those that no writer holds are the lowest ones: a trip looks at these alone. Only a prepared writer
 //! is not known by when it is first seen, but by the last id given out by then.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use super::cursor::Cursor;
 use super::ranges::RangeSet;
@@ -29,7 +29,7 @@ pub struct Writer {
 }
 
 /// A writer as `L` shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Listed {
     /// Who it is.
     pub writer: Writer,
@@ -38,7 +38,7 @@ pub struct Listed {
 }
 
 /// What a trip asks of the database.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Question {
     /// `R`: look for rows in these ranges, ascending.
     pub gaps_lo: Vec<i64>,
@@ -54,7 +54,7 @@ pub struct Question {
 }
 
 /// A transaction that gaps are left to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Holder {
     /// The low 32 bits of its id.
     pub xid: u32,
@@ -84,7 +84,7 @@ pub struct Taken {
 }
 
 /// A prepared writer holds no gap above the last id given out before it was first seen.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Seen {
     since: u64,
     holds_up_to: i64,
@@ -109,35 +109,51 @@ fn is_open(xid: u32, snapshot: &str) -> bool {
     open.split(',').any(|id| low(id) == Some(xid)) || xid.wrapping_sub(xmax) < 1 << 31
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Gap {
     hi: i64,
     /// The trip whose `L` was the first after the gap was opened; none before that.
     asked: Option<u64>,
 }
 
-/// Trips that a writer must have stood in `L` before gaps are left to it: those that end sooner would only
-/// make statements be repeated.
-const LONG_TRIPS: u64 = 64;
+/// What a reader spares itself and the database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Limits {
+    /// Ranges of gaps from which on it stops reading ahead.
+    pub gap_ranges_max: usize,
+    /// Trips that a writer must have stood in `L` before gaps are left to it: those that end sooner would only
+    /// make statements be repeated.
+    pub long_trips: u64,
+    /// Gaps from which on it is worth leaving some out.
+    pub left_out_min: usize,
+}
 
-/// Gaps from which on it is worth leaving some out.
-const LEFT_OUT_MIN: usize = 256;
+impl Limits {
+    /// The limits of the daemon, with this many ranges of gaps.
+    pub const fn of_gap_ranges(gap_ranges_max: usize) -> Self {
+        Limits {
+            gap_ranges_max,
+            long_trips: 64,
+            left_out_min: 256,
+        }
+    }
+}
 
 /// The reader's side of the cursor: how far it has read, and who may still fill which gap.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Log {
     high: i64,
     gaps: BTreeMap<i64, Gap>,
-    writers: HashMap<Writer, Seen>,
+    writers: BTreeMap<Writer, Seen>,
     trip: u64,
     /// The last `R` was cut: it has yet to show all rows of writers that ended before it.
     cut: bool,
-    gap_ranges_max: usize,
+    limits: Limits,
 }
 
 impl Log {
-    /// A reader that goes on from a cursor. It stops reading ahead at `gap_ranges_max` ranges of gaps.
-    pub fn new(from: &Cursor, gap_ranges_max: usize) -> Self {
+    /// A reader that goes on from a cursor.
+    pub fn new(from: &Cursor, limits: Limits) -> Self {
         let gaps = from
             .gaps
             .iter()
@@ -146,10 +162,10 @@ impl Log {
         Log {
             high: from.high,
             gaps,
-            writers: HashMap::new(),
+            writers: BTreeMap::new(),
             trip: 0,
             cut: false,
-            gap_ranges_max,
+            limits,
         }
     }
 
@@ -187,7 +203,7 @@ impl Log {
     /// known so far are forgotten, since one of them may have ended and come back.
     pub fn learn(&mut self, writers: Vec<Listed>, last_value: Option<i64>) {
         self.trip += 1;
-        let mut seen = HashMap::with_capacity(writers.len());
+        let mut seen = BTreeMap::new();
         for Listed { writer, xid } in writers {
             let holds_up_to = if writer.prepared {
                 last_value.unwrap_or(i64::MAX)
@@ -226,6 +242,34 @@ impl Log {
         self.writers.clear();
     }
 
+    /// The same log with its trips numbered anew, in the same order and no further apart than matters: what it
+    /// asks and takes from here on is the same. Logs that will do the same are then equal.
+    pub fn renumbered(&self) -> Log {
+        let since = self.writers.values().map(|seen| seen.since);
+        let asked = self.gaps.values().filter_map(|gap| gap.asked);
+        // Prepared writers are counted from 0, so that stays where it is.
+        let mut trips: Vec<u64> = since.chain(asked).chain([0, self.trip]).collect();
+        trips.sort_unstable();
+        trips.dedup();
+        let (mut anew, mut last, mut at) = (BTreeMap::new(), 0, 0);
+        for (nth, trip) in trips.into_iter().enumerate() {
+            if nth > 0 {
+                at += (trip - last).min(self.limits.long_trips.max(1));
+            }
+            last = trip;
+            anew.insert(trip, at);
+        }
+        let mut log = self.clone();
+        log.trip = anew[&self.trip];
+        for seen in log.writers.values_mut() {
+            seen.since = anew[&seen.since];
+        }
+        for gap in log.gaps.values_mut() {
+            gap.asked = gap.asked.map(|asked| anew[&asked]);
+        }
+        log
+    }
+
     /// What the statement that follows `L` has to ask, of all gaps.
     pub fn question(&self) -> Question {
         self.ask(self.gaps.iter(), Vec::new())
@@ -238,7 +282,8 @@ impl Log {
         }
         let mut by_age: Vec<&Seen> = self.writers.values().collect();
         by_age.sort_unstable_by_key(|seen| seen.since);
-        let is_long = |seen: &Seen| seen.xid.is_some() && seen.since + LONG_TRIPS <= self.trip;
+        let is_long =
+            |seen: &Seen| seen.xid.is_some() && seen.since + self.limits.long_trips <= self.trip;
         let long = by_age.iter().take_while(|seen| is_long(seen)).count();
         let (long, others) = by_age.split_at(long);
         let first_other = others.first().map_or(u64::MAX, |seen| seen.since);
@@ -248,7 +293,7 @@ impl Log {
                 asked < first_other && long.iter().any(|seen| seen.holds(**lo, asked))
             })
         };
-        if self.gaps.iter().filter(left_out).count() < LEFT_OUT_MIN {
+        if self.gaps.iter().filter(left_out).count() < self.limits.left_out_min {
             return self.question();
         }
         let holder = |seen: &&Seen| {
@@ -267,7 +312,7 @@ impl Log {
         left_to: Vec<Holder>,
     ) -> Question {
         let (gaps_lo, gaps_hi) = gaps.map(|(lo, gap)| (*lo, gap.hi)).unzip();
-        let read_ahead = self.gaps.len() < self.gap_ranges_max;
+        let read_ahead = self.gaps.len() < self.limits.gap_ranges_max;
         Question {
             gaps_lo,
             gaps_hi,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use uuid::Uuid;
 
-use super::cursor::Cursor;
+use super::cursor::{Cursor, Step};
 use super::layout::Layouts;
 
 /// Which past of Postgres a cursor belongs to.
@@ -28,8 +28,27 @@ pub struct Suspect {
     pub since_ms: i64,
 }
 
+impl Suspect {
+    /// Whether the row `id` has to be looked for in the streams when the cursor stands at `place`.
+    pub fn may_stand(&self, id: i64, place: &Place) -> bool {
+        // What a held stream lacks is covered by the common cursor.
+        let covered = place.blocked.is_empty() && place.cursor.covers(id);
+        id <= self.until && !covered
+    }
+
+    /// Whether no row is suspect any longer once the cursor of `place` made this step.
+    pub fn ends_with(&self, step: &Step, place: &Place) -> bool {
+        if !place.blocked.is_empty() {
+            return false; // a stream that is held back has suspect rows of its own
+        }
+        let mut after = place.cursor.clone();
+        after.apply(step);
+        after.high >= self.until && after.gaps.first().is_none_or(|first| first > self.until)
+    }
+}
+
 /// A stream that refuses entries, with a cursor of its own.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Blocked {
     /// The topic whose stream it is.
     pub topic: String,
@@ -40,7 +59,7 @@ pub struct Blocked {
 }
 
 /// A cursor with its place in time; both the marker and the checkpoint are one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     /// The past it belongs to.
     pub history: History,
@@ -66,6 +85,13 @@ impl Place {
         let settled =
             |c: &Cursor| (c.high - 1).min(c.gaps.first().map_or(i64::MAX, |first| first - 1));
         cursors.map(settled).min().unwrap_or(0)
+    }
+
+    /// Moves on behind a page that was published.
+    pub fn pass(&mut self, step: &Step, redis_ms: i64) {
+        self.cursor.apply(step);
+        self.page += 1;
+        self.redis_ms = redis_ms;
     }
 
     /// Epoch and page: the order in which the places of one past follow each other.

@@ -11,11 +11,11 @@ use uuid::Uuid;
 
 use super::cursor::Cursor;
 use super::layout::{Layouts, hold_name, stream_name};
-use super::place::{Blocked, Place, Suspect};
+use super::place::{Blocked, History, Place, Suspect};
 use super::ranges::RangeSet;
 
 /// What stands at the marker's key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum MarkerFound {
     /// Nothing.
     Missing,
@@ -25,6 +25,8 @@ pub enum MarkerFound {
     Marker {
         /// The outbox that it belongs to.
         outbox_id: Uuid,
+        /// The take-over that wrote it. Unlike an epoch, it never comes twice.
+        leadership: Uuid,
         /// How far that outbox was published.
         place: Place,
         /// Rows that were still to be compared with the streams.
@@ -136,6 +138,26 @@ pub struct Plan {
     pub purged: Option<(i64, i64)>,
 }
 
+impl Plan {
+    /// The place that the leadership begins at. `cursor` is the plan's with the key of its row looked up,
+    /// `fresh` a branch that was never drawn before.
+    pub fn place(&self, cursor: Cursor, facts: &Facts, fresh: Uuid) -> Place {
+        Place {
+            history: History {
+                system_id: facts.system_id,
+                timeline: facts.timeline,
+                branch: self.branch.filter(|_| !self.new_branch).unwrap_or(fresh),
+            },
+            epoch: self.epoch,
+            page: 0,
+            cursor,
+            redis_ms: self.redis_ms,
+            blocked: self.blocked.clone(),
+            layouts: self.layouts.clone(),
+        }
+    }
+}
+
 /// Whether the past that a marker belongs to is the one of this server.
 ///
 /// # Errors
@@ -168,6 +190,18 @@ fn same_history(marker: &Place, facts: &Facts) -> Result<bool, Refusal> {
         && row_stands
         && facts.last_value >= marker.cursor.high
         && could_follow)
+}
+
+/// Whether Redis fell back to before a change of history that the checkpoint has seen.
+///
+/// Ids that the marker counts as published were then given out again, and what was published under them is what
+/// Redis has lost. So the checkpoint's word is about lost entries and the marker's about other rows, and where the
+/// two pasts parted is not known: everything is compared with the streams.
+fn lost_a_branch(marker: &Place, checkpoint: &Place, facts: &Facts) -> bool {
+    let other_row =
+        marker.cursor.high > 0 && facts.key_at_marker.as_ref() != Some(&marker.cursor.high_key);
+    let other_branch = checkpoint.history.branch != marker.history.branch;
+    marker.order() < checkpoint.order() && (other_branch || other_row)
 }
 
 /// Whether marker and checkpoint can be two moments of one past, in either order.
@@ -236,11 +270,17 @@ fn plan_with_marker(
         });
     }
     let nothing = Cursor::default();
-    let cursor = lower(&marker.cursor, checkpoint.map_or(&nothing, |c| &c.cursor));
+    let reach = checkpoint.map_or(&nothing, |c| &c.cursor);
+    let common = lower(&marker.cursor, reach);
+    let (cursor, since_ms) = if checkpoint.is_some_and(|c| lost_a_branch(marker, c, facts)) {
+        (nothing, 0)
+    } else {
+        let since_ms = checkpoint.map_or(0, |c| c.redis_ms).min(marker.redis_ms);
+        (common, since_ms)
+    };
     let until = checkpoint
         .map_or(0, |c| c.cursor.high)
         .max(marker.cursor.high);
-    let since_ms = checkpoint.map_or(0, |c| c.redis_ms).min(marker.redis_ms);
     let suspect = Suspect {
         until: suspect.map_or(until, |s| s.until.max(until)),
         since_ms: suspect.map_or(since_ms, |s| s.since_ms.min(since_ms)),

@@ -61,16 +61,22 @@ fn read_blocked(value: &str) -> Option<Blocked> {
     })
 }
 
+/// What a marker says besides the place.
+pub(super) struct About {
+    /// The outbox that it belongs to.
+    pub(super) outbox_id: Uuid,
+    /// The take-over that wrote it.
+    pub(super) leadership: Uuid,
+    /// For consumers, whose window must be longer.
+    pub(super) retention_ms: u128,
+}
+
 /// All fields and values of a marker.
-pub(super) fn fields(
-    outbox_id: Uuid,
-    place: &Place,
-    suspect: Option<Suspect>,
-    retention_ms: u128,
-) -> Vec<String> {
+pub(super) fn fields(about: &About, place: &Place, suspect: Option<Suspect>) -> Vec<String> {
     let mut fields: Vec<String> = [
         ("version", VERSION.to_owned()),
-        ("outbox_id", outbox_id.to_string()),
+        ("outbox_id", about.outbox_id.to_string()),
+        ("leadership", about.leadership.to_string()),
         ("system_id", place.history.system_id.to_string()),
         ("timeline", place.history.timeline.to_string()),
         ("branch", place.history.branch.to_string()),
@@ -80,7 +86,7 @@ pub(super) fn fields(
         ("high_key", place.cursor.high_key.clone()),
         ("redis_ms", place.redis_ms.to_string()),
         ("gaps", place.cursor.gaps.len().to_string()),
-        ("retention_ms", retention_ms.to_string()),
+        ("retention_ms", about.retention_ms.to_string()),
     ]
     .into_iter()
     .flat_map(|(name, value)| [name.to_owned(), value])
@@ -166,6 +172,7 @@ fn parse(
     }
     Ok(MarkerFound::Marker {
         outbox_id: field(marker, "outbox_id")?,
+        leadership: field(marker, "leadership")?,
         place: Place {
             history: History {
                 system_id: field(marker, "system_id")?,
@@ -190,6 +197,12 @@ fn parse(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const ABOUT: About = About {
+        outbox_id: Uuid::from_u128(1),
+        leadership: Uuid::from_u128(2),
+        retention_ms: 1_000,
+    };
 
     fn place() -> Place {
         Place {
@@ -232,7 +245,6 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         let gaps = HashMap::from([("7".to_owned(), "8".to_owned())]);
-        let outbox_id = Uuid::from_u128(1);
         for suspect in [
             None,
             Some(Suspect {
@@ -240,12 +252,13 @@ mod tests {
                 since_ms: 5,
             }),
         ] {
-            let marker = hash(&fields(outbox_id, &place(), suspect, 1_000));
+            let marker = hash(&fields(&ABOUT, &place(), suspect));
             let found = read(&marker, &gaps);
             assert_eq!(
                 found,
                 MarkerFound::Marker {
-                    outbox_id,
+                    outbox_id: ABOUT.outbox_id,
+                    leadership: ABOUT.leadership,
                     place: place(),
                     suspect
                 }
@@ -256,7 +269,7 @@ mod tests {
     #[test]
     fn what_is_no_marker_is_said_to_be_none() {
         assert_eq!(read(&HashMap::new(), &HashMap::new()), MarkerFound::Missing);
-        let mut marker = hash(&fields(Uuid::nil(), &place(), None, 1_000));
+        let mut marker = hash(&fields(&ABOUT, &place(), None));
         assert!(
             matches!(read(&marker, &HashMap::new()), MarkerFound::Foreign(what) if what.contains("list of gaps"))
         );

@@ -16,6 +16,8 @@ use uuid::Uuid;
 pub(crate) use page::{PageWrite, Published, may_be_the_page};
 pub use target::RedisTarget;
 
+use self::marker::About;
+
 use crate::error::{Error, Result, redis_fault};
 use crate::protocol::failure::{RedisFault, ReplyCode};
 use crate::protocol::place::{Place, Suspect};
@@ -35,6 +37,8 @@ pub(crate) struct Publisher {
     gaps_key: String,
     page: Script,
     take: Script,
+    /// Drawn anew at each take-over: an epoch can come twice when both servers fall back.
+    leadership: Uuid,
 }
 
 /// The keys that the relay uses besides the streams; no topic contains a colon.
@@ -64,6 +68,7 @@ impl Publisher {
             gaps_key,
             page: Script::new(PAGE_LUA),
             take: Script::new(TAKE_LUA),
+            leadership: Uuid::nil(),
         };
         publisher.check_server().await?;
         publisher.load_scripts().await?;
@@ -183,23 +188,31 @@ impl Publisher {
         }
     }
 
-    /// Epoch and page of the marker, to see cheaply whether it is still where this relay left it.
-    pub(crate) async fn marker_position(&mut self) -> Result<(String, String)> {
-        let (epoch, page): (Option<String>, Option<String>) = redis::cmd("HMGET")
+    /// Looks cheaply whether the marker is still the one of this leadership, and at this page.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Moved`] when it is not.
+    pub(crate) async fn find_marker_at(&mut self, page: i64) -> Result<()> {
+        let found: [Option<String>; 3] = redis::cmd("HMGET")
             .arg(&self.marker_key)
-            .arg(&["epoch", "page"])
+            .arg(&["leadership", "page", "epoch"])
             .query_async(&mut self.connection)
             .await
             .map_err(|source| Error::Redis {
                 doing: "look at the marker",
                 source,
             })?;
-        Ok((epoch.unwrap_or_default(), page.unwrap_or_default()))
+        let [leadership, found, epoch] = found.map(Option::unwrap_or_default);
+        if (leadership, &found) == (self.leadership.to_string(), &page.to_string()) {
+            return Ok(());
+        }
+        Err(Error::Moved { epoch, page: found })
     }
 
     /// Takes the leadership: writes a marker of a new epoch in the place of `found`.
     ///
-    /// From here on a page of any earlier epoch that is still under way does nothing.
+    /// From here on a page of any earlier leadership that is still under way does nothing.
     ///
     /// # Errors
     ///
@@ -212,13 +225,21 @@ impl Publisher {
         suspect: Option<Suspect>,
         retention: Duration,
     ) -> Result<()> {
-        let (epoch, page) = match found {
-            MarkerFound::Marker { place, .. } => (place.epoch.to_string(), place.page.to_string()),
+        let (before, page) = match found {
+            MarkerFound::Marker {
+                leadership, place, ..
+            } => (leadership.to_string(), place.page.to_string()),
             MarkerFound::Missing | MarkerFound::Foreign(_) => (String::new(), String::new()),
         };
-        let fields = marker::fields(outbox_id, place, suspect, retention.as_millis());
+        self.leadership = Uuid::new_v4();
+        let about = About {
+            outbox_id,
+            leadership: self.leadership,
+            retention_ms: retention.as_millis(),
+        };
+        let fields = marker::fields(&about, place, suspect);
         let mut script = script_call(&self.take, &[&self.marker_key, &self.gaps_key]);
-        script.arg(epoch).arg(page).arg(fields.len()).arg(fields);
+        script.arg(before).arg(page).arg(fields.len()).arg(fields);
         script.arg(2 * place.cursor.gaps.len());
         for (lo, hi) in place.cursor.gaps.iter() {
             script.arg(lo).arg(hi);

@@ -2,7 +2,7 @@
 -- Publishes one page: its entries, the marker and the gaps that changed, in one atomic step.
 --
 -- KEYS: the marker, the gaps, then the streams of the page.
--- ARGV: epoch, page and number of entries; for each entry the index of its stream in KEYS, the number
+-- ARGV: leadership, page and number of entries; for each entry the index of its stream in KEYS, the number
 --   of its arguments and those (fields and values); the number of marker arguments and those (fields
 --   and values); the number of marker fields to drop and those; the number of gaps to drop and their
 --   first ids; the number of gap arguments and those (first and last ids).
@@ -12,9 +12,9 @@
 
 local CHUNK = 4000 -- arguments of one call; Lua's stack holds about 8000
 
-local found = redis.call('HMGET', KEYS[1], 'epoch', 'page')
+local found = redis.call('HMGET', KEYS[1], 'leadership', 'page', 'epoch')
 if found[1] ~= ARGV[1] or found[2] ~= ARGV[2] then
-  return {'moved', found[1] or '', found[2] or ''}
+  return {'moved', found[3] or '', found[2] or ''}
 end
 
 -- Removing an entry that cannot exist is refused where the key is no stream, or may not be undone.

@@ -33,8 +33,6 @@ pub(crate) enum Published {
 /// One page as it goes out.
 #[derive(Debug)]
 pub(crate) struct PageWrite<'a> {
-    /// The epoch that the marker must have.
-    pub(crate) epoch: i64,
     /// The page number that the marker must have. The new one is the next.
     pub(crate) page: i64,
     /// The streams of the page.
@@ -62,7 +60,7 @@ impl Publisher {
     ///
     /// # Errors
     ///
-    /// [`Error::Moved`] when the marker has another epoch or page; [`Error::Redis`] when Redis refuses the
+    /// [`Error::Moved`] when the marker has another leadership or page; [`Error::Redis`] when Redis refuses the
     /// whole page or the reply does not come, in which case the page may be published or not.
     pub(crate) async fn publish(&mut self, write: &PageWrite<'_>) -> Result<Published> {
         let script = self.page_call(write);
@@ -105,7 +103,7 @@ impl Publisher {
 
     /// Finds the stream that this user may not write to. Redis checks the rights to all keys of a call before it
     /// runs the script, and names none of them; so it is asked about each stream alone. The script does nothing
-    /// there, since no marker has an empty epoch.
+    /// there, since no marker has an empty leadership.
     async fn stream_without_rights(
         &mut self,
         write: &PageWrite<'_>,
@@ -162,7 +160,7 @@ impl Publisher {
         keys.extend(write.streams);
         let mut script = script_call(&self.page, &keys);
         script
-            .arg(write.epoch)
+            .arg(self.leadership.to_string())
             .arg(write.page)
             .arg(write.entries.len());
         let mut scratch = String::new();

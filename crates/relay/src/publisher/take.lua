@@ -2,14 +2,14 @@
 -- Takes the leadership: replaces marker and gaps, if the marker is still the one that was read.
 --
 -- KEYS: the marker, the gaps.
--- ARGV: epoch and page of the marker that was read, both empty for none; the number of marker
+-- ARGV: leadership and page of the marker that was read, both empty for none; the number of marker
 --   arguments and those (fields and values); the number of gap arguments and those (first and last ids).
 
 local CHUNK = 4000 -- arguments of one call; Lua's stack holds about 8000
 
-local found = redis.call('HMGET', KEYS[1], 'epoch', 'page')
+local found = redis.call('HMGET', KEYS[1], 'leadership', 'page', 'epoch')
 if (found[1] or '') ~= ARGV[1] or (found[2] or '') ~= ARGV[2] then
-  return {'moved', found[1] or '', found[2] or ''}
+  return {'moved', found[3] or '', found[2] or ''}
 end
 
 redis.call('DEL', KEYS[1], KEYS[2])

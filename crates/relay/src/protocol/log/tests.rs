@@ -2,8 +2,10 @@
 
 use super::*;
 
+const LIMITS: Limits = Limits::of_gap_ranges(1_000);
+
 fn log() -> Log {
-    Log::new(&Cursor::default(), 1_000)
+    Log::new(&Cursor::default(), LIMITS)
 }
 
 fn writers(ids: &[&str]) -> Vec<Listed> {
@@ -125,8 +127,54 @@ fn a_writer_that_is_prepared_after_its_gap_was_seen_still_holds_it() {
 }
 
 #[test]
+fn a_log_with_trips_numbered_anew_takes_the_same() {
+    use rand::{Rng, SeedableRng, rngs::StdRng};
+    for seed in 0..100 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let limits = Limits {
+            gap_ranges_max: 5,
+            long_trips: 2,
+            left_out_min: 1,
+        };
+        let mut log = Log::new(&Cursor::default(), limits);
+        let mut renumbered = log.clone();
+        for _ in 0..60 {
+            let names = ["3/1#700", "3/2#701", "3/3", "-1/7", "-1/8#702"];
+            let mut listed = names.to_vec();
+            listed.retain(|_| rng.random_bool(0.7));
+            let question = log.short_question();
+            let same = renumbered.short_question();
+            let xids = |q: &Question| q.left_to.iter().map(|h| h.xid).collect::<Vec<_>>();
+            assert_eq!(question.gaps_lo, same.gaps_lo, "seed {seed}");
+            assert_eq!(xids(&question), xids(&same), "seed {seed}");
+            for log in [&mut log, &mut renumbered] {
+                log.learn(writers(&listed), Some(10));
+            }
+            let trusted = log.may_trust(&question, None);
+            assert_eq!(trusted, renumbered.may_trust(&same, None));
+            let mut late = log.question().gaps_lo;
+            late.retain(|_| rng.random_bool(0.1));
+            let new = if question.read_ahead && rng.random_bool(0.5) {
+                vec![log.high() + rng.random_range(1..3)]
+            } else {
+                Vec::new()
+            };
+            let answer = Answer {
+                late: &late,
+                late_cut: rng.random_bool(0.1),
+                new: &new,
+            };
+            assert_eq!(log.accept(answer), renumbered.accept(answer), "seed {seed}");
+            renumbered = renumbered.renumbered();
+            assert_eq!(renumbered, log.renumbered(), "seed {seed}");
+        }
+        assert!(renumbered.trip < log.trip, "seed {seed}");
+    }
+}
+
+#[test]
 fn too_many_gaps_stop_reading_ahead() {
-    let mut log = Log::new(&Cursor::default(), 2);
+    let mut log = Log::new(&Cursor::default(), Limits::of_gap_ranges(2));
     trip(&mut log, &["3/1"], &[], &[2, 4]);
     assert!(!log.question().read_ahead);
     trip(&mut log, &["3/1"], &[1], &[]);
@@ -142,7 +190,7 @@ fn skip_every_second(log: &mut Log, open: &[&str], rows: i64) {
 /// A log with many gaps that the transaction 700 holds, and one that 9/9 may fill as well.
 fn with_a_long_writer() -> Log {
     let mut log = log();
-    for _ in 0..=LONG_TRIPS {
+    for _ in 0..=LIMITS.long_trips {
         skip_every_second(&mut log, &["3/1#700"], 5);
     }
     log
@@ -152,7 +200,7 @@ fn with_a_long_writer() -> Log {
 fn gaps_that_only_a_long_writer_holds_are_left_to_it() {
     let mut log = with_a_long_writer();
     let all = log.question().gaps_lo.len();
-    assert!(all > LEFT_OUT_MIN);
+    assert!(all > LIMITS.left_out_min);
     let short = log.short_question();
     assert_eq!(short.left_to, [Holder { xid: 700, since: 1 }]);
     assert_eq!(
@@ -198,7 +246,7 @@ fn an_answer_without_the_long_writer_in_its_list_does_not_count() {
     });
     assert_eq!(
         taken.dead.len(),
-        usize::try_from(5 * LONG_TRIPS).unwrap(),
+        usize::try_from(5 * LIMITS.long_trips).unwrap(),
         "all of its gaps, now that R asked for them, but not those that 4/4 may fill"
     );
 }
@@ -206,7 +254,7 @@ fn an_answer_without_the_long_writer_in_its_list_does_not_count() {
 #[test]
 fn a_writer_without_a_known_id_is_left_nothing() {
     let mut log = log();
-    for _ in 0..=2 * LONG_TRIPS {
+    for _ in 0..=2 * LIMITS.long_trips {
         skip_every_second(&mut log, &["3/1"], 3);
     }
     assert_eq!(log.short_question(), log.question());

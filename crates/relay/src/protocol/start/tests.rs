@@ -1,7 +1,6 @@
 //! The start table, row by row.
 
 use super::*;
-use crate::protocol::place::History;
 
 const OUTBOX: Uuid = Uuid::from_u128(1);
 const BRANCH: Uuid = Uuid::from_u128(2);
@@ -34,6 +33,7 @@ fn place(epoch: i64, page: i64, high: i64) -> Place {
 fn marker(place: Place) -> MarkerFound {
     MarkerFound::Marker {
         outbox_id: OUTBOX,
+        leadership: Uuid::from_u128(3),
         place,
         suspect: None,
     }
@@ -124,6 +124,25 @@ fn another_history_goes_on_from_the_lower_cursor_with_the_gaps_united() {
             })
         );
     }
+}
+
+#[test]
+fn a_redis_that_fell_back_behind_a_branch_is_compared_from_the_beginning() {
+    // Id 50 was given out again, and published again, on the checkpoint's branch; Redis has lost that.
+    let mut checkpoint = place(4, 1, 60);
+    checkpoint.history.branch = Uuid::from_u128(9);
+    let plan = decide(&marker(place(3, 9, 80)), &facts(Some(checkpoint), Some(80)));
+    assert_eq!(
+        (plan.case, plan.cursor, plan.suspect),
+        (
+            Case::OtherHistory,
+            Cursor::default(),
+            Some(Suspect {
+                until: 80,
+                since_ms: 0
+            })
+        )
+    );
 }
 
 #[test]
