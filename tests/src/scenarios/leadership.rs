@@ -67,8 +67,8 @@ const AFTER_CRASH: Duration = Duration::from_secs(2);
 const FROZEN: Duration = Duration::from_secs(8);
 const WITHOUT_POSTGRES: Duration = FROZEN;
 
-/// It notices when a reply is late (5 s), and then keeps the lead for ten seconds, in which Redis may come back.
-const WITHOUT_REDIS: Duration = Duration::from_secs(15 + 2);
+/// For ten seconds it keeps the lead: Redis may come back.
+const WITHOUT_REDIS: Duration = Duration::from_secs(10 + 2);
 
 async fn killed(stage: &mut Stage) -> Result {
     for _ in 0..stage.suite.scale.pick(1, 5) {

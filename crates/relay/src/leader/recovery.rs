@@ -82,7 +82,13 @@ impl Leader<'_> {
             more: true,
             ..Page::default()
         };
-        let since = Instant::now();
+        // What was waited for in vain counts: a socket that died without a word is noticed late.
+        let waited = match &error {
+            Error::Timeout { limit, .. } => *limit,
+            Error::Redis { source, .. } if source.is_timeout() => self.config.redis_timeout,
+            _ => Duration::ZERO,
+        };
+        let since = Instant::now().checked_sub(waited).unwrap_or_else(Instant::now);
         let mut waits = Waits::new(self.config);
         let mut error = error;
         while !self.stop.is_cancelled() {
