@@ -153,6 +153,6 @@ async fn the_language_of_the_server_changes_nothing() {
         .wait_for_line("all counted", 2 * DEADLINE)
         .await
         .unwrap();
-    assert!(process.wait(DEADLINE).await.unwrap().success());
-    eprintln!("{}", process.lines().join("\n"));
+    let status = process.wait(DEADLINE).await.unwrap();
+    assert!(status.success(), "{status}: {:#?}", process.lines());
 }
