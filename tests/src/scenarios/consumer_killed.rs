@@ -1,6 +1,6 @@
 //! The consumer is killed with SIGKILL, or by a message, or frozen, and its group is lost.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use outbox_testkit::{Direction, Matcher};
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -80,6 +80,10 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 /// The customer whose orders kill the consumer.
 const POISON: &str = "poison";
 
+/// How long it may take until the next death: what a dead consumer had read ahead runs one by one, with each attempt
+/// committed before it, while more comes in.
+const AFTER_DEATH: Duration = Duration::from_secs(180);
+
 /// Orders between two kills at random moments; a consumer starts in the time of the smaller ones.
 const ORDERS_BETWEEN: std::ops::Range<usize> = 1..400;
 
@@ -144,7 +148,7 @@ async fn killed_at_random(stage: &mut Stage) -> Result {
 /// Some messages kill each consumer that handles them. Whoever supervises it starts it again each time.
 async fn messages_kill(stage: &mut Stage) -> Result {
     let mut deaths = 0;
-    for _ in 0..stage.suite.scale.pick(1, 10) {
+    for _ in 0..stage.suite.scale.pick(1, 4) {
         let mut client = stage.shop_client().await?;
         let way = stage.way();
         let key = place(&mut client, &mut Queue::new(""), way, POISON, End::Commit).await?;
@@ -155,7 +159,7 @@ async fn messages_kill(stage: &mut Stage) -> Result {
         }
         let last = stage.last_entry().await?;
         loop {
-            until(DEADLINE, "a death or what comes after", || async {
+            until(AFTER_DEATH, "a death or what comes after", || async {
                 Ok(first_dead(stage).is_some() || stage.has_passed(last).await.is_ok())
             })
             .await?;
