@@ -88,7 +88,9 @@ impl Leader<'_> {
             Error::Redis { source, .. } if source.is_timeout() => self.config.redis_timeout,
             _ => Duration::ZERO,
         };
-        let since = Instant::now().checked_sub(waited).unwrap_or_else(Instant::now);
+        let since = Instant::now()
+            .checked_sub(waited)
+            .unwrap_or_else(Instant::now);
         let mut waits = Waits::new(self.config);
         let mut error = error;
         while !self.stop.is_cancelled() {
