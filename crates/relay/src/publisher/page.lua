@@ -2,10 +2,11 @@
 -- Publishes one page: its entries, the marker and the gaps that changed, in one atomic step.
 --
 -- KEYS: the marker, the gaps, then the streams of the page.
--- ARGV: leadership, page and number of entries; for each entry the index of its stream in KEYS, the number
---   of its arguments and those (fields and values); the number of marker arguments and those (fields
---   and values); the number of marker fields to drop and those; the number of gaps to drop and their
---   first ids; the number of gap arguments and those (first and last ids).
+-- ARGV: leadership, page and number of parcels; for each parcel the number of its entries and those, packed as
+--   MessagePack: the index of the stream in KEYS, the number of arguments and those (fields and values);
+--   the number of marker arguments and those (fields and values); the number of marker fields to drop and
+--   those; the number of gaps to drop and their first ids; the number of gap arguments and those (first
+--   and last ids).
 --
 -- A script without flags is refused as a whole when Redis is out of memory, read-only or unable to
 -- persist, so what can fail below is one stream.
@@ -25,20 +26,33 @@ for index = 3, #KEYS do
   end
 end
 
+-- Reads the arguments of an entry and adds it, in one go: they never become a table.
+local key, next_at
+local function add(at, ...)
+  next_at = at
+  return redis.pcall('XADD', key, '*', ...)
+end
+
 local at = 4
-local keys, ids = {}, {}
-for entry = 1, tonumber(ARGV[3]) do
-  local key, width = KEYS[tonumber(ARGV[at])], ARGV[at + 1]
-  local id = redis.pcall('XADD', key, '*', unpack(ARGV, at + 2, at + 1 + width))
-  if type(id) == 'table' then
-    -- Redis does not roll back: what was added would be added again with the next try.
-    for added = 1, entry - 1 do
-      redis.call('XDEL', keys[added], ids[added])
+local keys, ids, added = {}, {}, 0
+for _ = 1, tonumber(ARGV[3]) do
+  local parcel = ARGV[at + 1]
+  next_at = 0
+  for _ = 1, tonumber(ARGV[at]) do
+    local from, index, width = cmsgpack.unpack_limit(parcel, 2, next_at)
+    key = KEYS[index]
+    local id = add(cmsgpack.unpack_limit(parcel, width, from))
+    if type(id) == 'table' then
+      -- Redis does not roll back: what was added would be added again with the next try.
+      for entry = 1, added do
+        redis.call('XDEL', keys[entry], ids[entry])
+      end
+      return {'refused', tostring(index), id.err}
     end
-    return {'refused', ARGV[at], id.err}
+    added = added + 1
+    keys[added], ids[added] = key, id
   end
-  keys[entry], ids[entry] = key, id
-  at = at + 2 + width
+  at = at + 2
 end
 
 local function each_chunk(command, key)

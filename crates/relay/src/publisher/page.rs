@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, ErrorKind};
 
-use super::{Publisher, entry, marker, script_call};
+use super::{Publisher, entry::Parcels, marker, script_call};
 use crate::error::{Error, Result, redis_fault};
 use crate::metric_names as names;
 use crate::postgres::MessageRow;
@@ -159,14 +159,16 @@ impl Publisher {
         let mut keys = vec![&self.marker_key, &self.gaps_key];
         keys.extend(write.streams);
         let mut script = script_call(&self.page, &keys);
+        let mut parcels = Parcels::default();
+        for (stream, row) in write.entries {
+            parcels.add(stream + 3, row);
+        }
         script
             .arg(self.leadership.to_string())
             .arg(write.page)
-            .arg(write.entries.len());
-        let mut scratch = String::new();
-        for (stream, row) in write.entries {
-            script.arg(stream + 3);
-            entry::put(&mut script, row, &mut scratch);
+            .arg(parcels.iter().len());
+        for (entries, parcel) in parcels.iter() {
+            script.arg(entries).arg(parcel);
         }
         let mut fields = vec!["page".to_owned(), (write.page + 1).to_string()];
         fields.extend(["gaps".to_owned(), write.gaps.to_string()]);
