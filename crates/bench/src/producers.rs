@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::join;
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, Statement, types::ToSql};
 
@@ -56,6 +57,20 @@ impl Producer {
             &row.payload,
         ];
         Ok(self.client.query_one(&self.one, &params).await?.get(0))
+    }
+
+    /// The same as BEGIN, INSERT and then COMMIT; `committing` is called right before the last is sent.
+    pub(crate) async fn write_then(
+        &self,
+        row: &Row,
+        committing: impl FnOnce(),
+    ) -> Result<i64, Error> {
+        let (begun, id) = join(self.client.batch_execute("BEGIN"), self.write(row)).await;
+        begun?;
+        let id = id?;
+        committing();
+        self.client.batch_execute("COMMIT").await?;
+        Ok(id)
     }
 
     /// Several messages in one transaction.

@@ -50,36 +50,59 @@ pub(crate) fn stream(topic: &str) -> String {
 }
 
 /// The message of a number, from 1.
+///
+/// Keys and payloads are as different as real ones are. Redis' Lua keeps every string in one table, by a hash of some of
+/// its bytes; texts that differ in a counter only would meet in few places of it.
 pub(crate) fn row(number: u64, spread: Spread) -> Row {
-    let customer = number % spread.ordering_keys;
+    let random = scattered(number);
+    let customer = random % spread.ordering_keys;
     let mut payload = format!(
-        r#"{{"order":{number},"customer":{customer},"cents":{},"currency":"EUR","lines":[{{"sku":"A-4711","count":2}},{{"sku":"B-0815","count":1}}],"note":""#,
-        500 + number % 9_500
+        r#"{{"order":{number},"customer":{customer},"cents":{},"currency":"EUR","lines":[{{"sku":"{:08x}","count":{}}}],"voucher":"{random:016x}","note":""#,
+        500 + random % 9_500,
+        random >> 32,
+        1 + random % 5,
     );
     while payload.len() < PAYLOAD_BYTES - 2 {
         payload.push('x');
     }
     payload.push_str("\"}");
+    let trace = (scattered(random), scattered(!random));
     Row {
         topic: topic(number % spread.topics),
         ordering_key: format!("customer-{customer}"),
-        // As long as a UUID, and ascending as those of version 7 are.
         message_key: message_key(number),
         event_type: "order.placed",
         created_at: format!("{CREATED_AT}.{:06}Z", number % 1_000_000),
-        headers: format!(r#"{{"traceparent":"00-{number:032x}-{number:016x}-01"}}"#),
+        headers: format!(
+            r#"{{"traceparent":"00-{:016x}{random:016x}-{:016x}-01"}}"#,
+            trace.0, trace.1
+        ),
         payload,
     }
 }
 
-/// The key of the message of a number.
+/// The key of the message of a number: as long as a UUID, and as those of version 7 ascending in front and random behind.
 pub(crate) fn message_key(number: u64) -> String {
-    format!("0197c8a2-7d10-7000-8000-{number:012}")
+    let random = scattered(number);
+    format!(
+        "{number:08x}-7d10-7{:03x}-{:04x}-{:012x}",
+        random & 0xfff,
+        0x8000 | (random >> 12) & 0x3fff,
+        random >> 16
+    )
+}
+
+/// A number without any pattern, always the same for the same number (splitmix64).
+fn scattered(number: u64) -> u64 {
+    let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }
 
 /// The number of a message that was found somewhere.
 pub(crate) fn number_of(message_key: &str) -> Option<u64> {
-    message_key.rsplit('-').next()?.parse().ok()
+    u64::from_str_radix(message_key.split('-').next()?, 16).ok()
 }
 
 impl Row {
@@ -155,12 +178,13 @@ mod tests {
 
     #[test]
     fn payloads_are_json_of_the_same_length() {
-        for number in [1, 999, 10_000_000] {
+        for number in [1, 999, 20_000_000] {
             let row = row(number, MANY_TOPICS);
             assert_eq!(row.payload.len(), PAYLOAD_BYTES);
             let json: serde_json::Value = serde_json::from_str(&row.payload).unwrap();
             assert_eq!(json["order"], number);
             serde_json::from_str::<serde_json::Value>(&row.headers).unwrap();
+            assert_eq!(row.message_key.len(), 36);
             assert_eq!(number_of(&row.message_key), Some(number));
         }
     }

@@ -12,7 +12,6 @@ use futures_util::future::{OptionFuture, join};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use self::duties::CHECK_INTERVAL;
 use crate::config::Config;
 use crate::error::Result;
 use crate::health::Phase;
@@ -86,7 +85,8 @@ pub(crate) async fn lead(
         replay_until,
         purge,
         checkpoint_at: now + config.checkpoint_interval,
-        check_at: now + CHECK_INTERVAL,
+        // At once, since the purge is ordered then: there may be much that is overdue.
+        check_at: now,
         milestone_at: now,
         blocked_at: now,
         blocked_rows: page_rows,

@@ -20,7 +20,7 @@ const BLOCKED_RETRY: Duration = Duration::from_secs(3);
 const BLOCKED_IDS_MAX: i64 = 200_000;
 
 /// How often the history and the marker are looked at, busy or idle, and the purge is ordered.
-pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Leader<'_> {
     /// When something other than reading is due.
