@@ -48,14 +48,14 @@ pub(crate) const FULL: Sizes = Sizes {
 pub(crate) const QUICK: Sizes = Sizes {
     repeats: 3,
     drain_rows: 100_000,
-    large_rows: 20,
-    paced: seconds(2),
-    busy: Duration::from_millis(1_500),
-    idle: seconds(4),
-    held: seconds(6),
-    held_part: seconds(2),
+    large_rows: 10,
+    paced: Duration::from_millis(1_500),
+    busy: seconds(1),
+    idle: seconds(3),
+    held: seconds(3),
+    held_part: seconds(1),
     consumed: 40_000,
-    end_to_end: 20_000,
+    end_to_end: 8_000,
 };
 
 /// Shows that it runs, and measures nothing.

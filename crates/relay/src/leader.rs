@@ -12,6 +12,7 @@ use futures_util::future::{OptionFuture, join};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use self::duties::CHECK_INTERVAL;
 use crate::config::Config;
 use crate::error::Result;
 use crate::health::Phase;
@@ -85,8 +86,7 @@ pub(crate) async fn lead(
         replay_until,
         purge,
         checkpoint_at: now + config.checkpoint_interval,
-        // At once, since the purge is ordered then: there may be much that is overdue.
-        check_at: now,
+        check_at: now + CHECK_INTERVAL,
         milestone_at: now,
         blocked_at: now,
         blocked_rows: page_rows,
@@ -94,6 +94,8 @@ pub(crate) async fn lead(
         changing: HashSet::new(),
         refusals: (0, 0),
     };
+    // The take-over has looked at the history just now, and there may be much that is overdue.
+    leader.order_purge();
     leader.change_layouts().await?;
     let mut page = Page {
         more: true,

@@ -20,7 +20,7 @@ const BLOCKED_RETRY: Duration = Duration::from_secs(3);
 const BLOCKED_IDS_MAX: i64 = 200_000;
 
 /// How often the history and the marker are looked at, busy or idle, and the purge is ordered.
-const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Leader<'_> {
     /// When something other than reading is due.
@@ -56,6 +56,11 @@ impl Leader<'_> {
         Ok(())
     }
 
+    /// Has what was published long enough ago deleted. The history must have been looked at just before.
+    pub(super) fn order_purge(&self) {
+        self.purge.send_replace(self.progress.place.settled_up_to());
+    }
+
     /// The checkpoint, the check of both histories, and the orders for the purge, each when it is due.
     pub(super) async fn keep_books(&mut self) -> Result<()> {
         if self.progress.needs_checkpoint() && Instant::now() >= self.checkpoint_at {
@@ -69,7 +74,7 @@ impl Leader<'_> {
         if self.progress.needs_checkpoint() || Instant::now() >= self.milestone_at {
             self.checkpoint().await?;
         }
-        self.purge.send_replace(self.progress.place.settled_up_to());
+        self.order_purge();
         self.change_layouts().await?;
         let next = if self.changing.is_empty() {
             CHECK_INTERVAL
