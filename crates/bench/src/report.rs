@@ -100,6 +100,7 @@ fn line(figure: &Figure) -> String {
 /// With three digits that say something, or all before the point.
 pub(crate) fn number(value: f64) -> String {
     let digits = match value.abs() {
+        0.0 => 0,
         v if v >= 100.0 => 0,
         v if v >= 10.0 => 1,
         v if v >= 1.0 => 2,
@@ -119,6 +120,7 @@ mod tests {
         assert_eq!(number(12.34), "12.3");
         assert_eq!(number(1.234), "1.23");
         assert_eq!(number(0.012_34), "0.012");
+        assert_eq!(number(0.0), "0");
     }
 
     #[test]
