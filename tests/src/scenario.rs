@@ -130,7 +130,7 @@ impl Scale {
 
     /// Orders that are acknowledged before the strike, and again after it.
     fn orders(self) -> usize {
-        self.pick(700, 3_000)
+        self.pick(550, 3_000)
     }
 }
 
@@ -292,6 +292,8 @@ impl Scenario {
             scenario: self,
             control: match self.shows {
                 Shows::NoControl => None,
+                // There is nothing to be asked of it.
+                Shows::Nothing if suite.scale == Scale::Short => None,
                 Shows::Harm(_) | Shows::Nothing => Some(self.run_arm(Arm::Control, suite).await),
             },
             outbox: self.run_arm(Arm::Outbox, suite).await,
