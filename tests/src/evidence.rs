@@ -17,6 +17,9 @@ use crate::{
     stage::{Arm, DEADLINE, Stage, failed, until},
 };
 
+/// How long the rest of a run may take: what a dead consumer had read ahead runs one by one, on machines of any speed.
+const SETTLE_DEADLINE: Duration = Duration::from_secs(180);
+
 const SENT: &str = "SELECT count(*) = 0 FROM outbox.message_status WHERE NOT sent";
 const MARKED: &str = "SELECT count(*) = 0 FROM plain_outbox WHERE sent_at IS NULL";
 const PASSED: &str = "SELECT coalesce(max(id), 0) <= $1 FROM plain_outbox";
@@ -126,7 +129,7 @@ impl Evidence {
     pub(crate) async fn after_settling(stage: &Stage) -> Result<Self> {
         let seen = Cell::new((0, Instant::now()));
         // What has not settled in time is counted as it is: lost, where it is missing.
-        let settled = until(DEADLINE, "a run with nothing left to do", || async {
+        let settled = until(SETTLE_DEADLINE, "a run with nothing left to do", || async {
             match stage.settled().await {
                 Ok(()) => Ok(true),
                 Err(_) if stage.has_given_up(&seen).await? => Ok(true),

@@ -320,7 +320,10 @@ impl Stage {
                 None => self.program("warehouse", &link).args(self.setting.consumer),
             },
         };
-        let process = builder.env("CONSUMER_NAME", &name).spawn()?;
+        let process = builder
+            .env("CONSUMER_GROUP", GROUP)
+            .env("CONSUMER_NAME", &name)
+            .spawn()?;
         self.consumers.push(Actor {
             name,
             process,
@@ -493,7 +496,6 @@ impl Stage {
             .args(["program", name])
             .env("DATABASE_URL", link.postgres_url())
             .env("REDIS_URL", link.redis_url())
-            .env("CONSUMER_GROUP", GROUP)
     }
 }
 
