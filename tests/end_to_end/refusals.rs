@@ -4,11 +4,12 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use outbox_consumer::{Message, Transaction};
-use outbox_testkit::{Redis, eventually};
+use outbox_testkit::{Process, Redis, eventually};
 use redis::aio::MultiplexedConnection;
 use tokio::sync::Notify;
+use tokio_postgres::Client;
 
-use crate::world::{DEADLINE, World, place_order, ship};
+use crate::world::{DEADLINE, Running, World, place_order, ship};
 
 /// Orders that come in while Redis refuses.
 const ORDERS: usize = 200;
@@ -86,24 +87,53 @@ async fn nothing_sent_is_missing(world: &World) {
     }
 }
 
-/// Everything is in the stream once and has its effect once, soon.
-async fn all_is_well_soon(world: &World) {
+/// Everything is in the stream once and has its effect once, soon, and by the same relay.
+async fn all_is_well_soon(world: &World, relay: &Process) {
     let settled = world.one_effect_for_each_order();
     tokio::time::timeout(RETURN, settled).await.unwrap();
     let mut keys = world.stream_keys().await;
     keys.sort();
     assert_eq!(keys, world.orders().await);
+    assert_eq!(relay.exit_status(), None);
+}
+
+/// A world in which one message has gone the whole way.
+struct Shop {
+    world: World,
+    relay: Process,
+    consumer: Running,
+    cashier: Client,
+    redis: MultiplexedConnection,
+}
+
+impl Shop {
+    async fn open() -> Self {
+        let world = World::open().await;
+        let relay = world.relay();
+        let consumer = world.consumer();
+        let mut cashier = world.cashier().await;
+        let redis = world.redis.connect().await.unwrap();
+        place_order(&mut cashier, "before").await;
+        world.one_effect_for_each_order().await;
+        Self {
+            world,
+            relay,
+            consumer,
+            cashier,
+            redis,
+        }
+    }
 }
 
 /// Redis refuses what changes data from `refuse` until `lift`, while orders come in.
 async fn writes_are_refused(refuse: &str, lift: &str, code: &str) {
-    let world = World::open().await;
-    let relay = world.relay();
-    let consumer = world.consumer();
-    let mut cashier = world.cashier().await;
-    let mut redis = world.redis.connect().await.unwrap();
-    place_order(&mut cashier, "before").await;
-    world.one_effect_for_each_order().await;
+    let Shop {
+        world,
+        relay,
+        consumer,
+        mut cashier,
+        mut redis,
+    } = Shop::open().await;
 
     let before = clients(&mut redis).await;
     command(&mut redis, refuse).await;
@@ -115,8 +145,7 @@ async fn writes_are_refused(refuse: &str, lift: &str, code: &str) {
     assert_eq!(world.stream_keys().await, ["before"]);
     command(&mut redis, lift).await;
 
-    all_is_well_soon(&world).await;
-    assert_eq!(relay.exit_status(), None);
+    all_is_well_soon(&world, &relay).await;
     consumer.stop().await;
 }
 
@@ -138,13 +167,13 @@ async fn missing_replicas_are_waited_for_on_the_same_connections() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_an_acl_refuses_stops_no_other() {
-    let world = World::open().await;
-    let relay = world.relay();
-    let consumer = world.consumer();
-    let mut cashier = world.cashier().await;
-    let mut redis = world.redis.connect().await.unwrap();
-    place_order(&mut cashier, "before").await;
-    world.one_effect_for_each_order().await;
+    let Shop {
+        world,
+        relay,
+        consumer,
+        mut cashier,
+        mut redis,
+    } = Shop::open().await;
 
     let before = clients(&mut redis).await;
     command(
@@ -176,8 +205,7 @@ async fn a_stream_that_an_acl_refuses_stops_no_other() {
     assert_eq!(world.stream_keys().await, ["before"]);
     command(&mut redis, "ACL SETUSER default clearselectors +@all").await;
 
-    all_is_well_soon(&world).await;
-    assert_eq!(relay.exit_status(), None);
+    all_is_well_soon(&world, &relay).await;
     consumer.stop().await;
 }
 
@@ -222,8 +250,7 @@ async fn snapshots_that_fail_under_a_handler_double_no_effect() {
     std::fs::remove_dir(&in_the_way).unwrap();
     snapshot(&mut redis, "ok").await;
 
-    all_is_well_soon(&world).await;
-    assert_eq!(relay.exit_status(), None);
+    all_is_well_soon(&world, &relay).await;
     consumer.stop().await;
 }
 
@@ -244,13 +271,13 @@ async fn snapshot(redis: &mut MultiplexedConnection, status: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_that_is_too_large_for_redis_is_set_aside_and_the_others_arrive_once() {
-    let world = World::open().await;
-    let relay = world.relay();
-    let consumer = world.consumer();
-    let mut cashier = world.cashier().await;
-    let mut redis = world.redis.connect().await.unwrap();
-    place_order(&mut cashier, "before").await;
-    world.one_effect_for_each_order().await;
+    let Shop {
+        world,
+        relay,
+        consumer,
+        mut cashier,
+        mut redis,
+    } = Shop::open().await;
 
     command(&mut redis, "CONFIG SET proto-max-bulk-len 1mb").await;
     for n in 0..10 {
@@ -274,7 +301,6 @@ async fn a_message_that_is_too_large_for_redis_is_set_aside_and_the_others_arriv
     assert!(reason.contains("proto-max-bulk-len"), "{reason}");
 
     place_order(&mut cashier, "after").await;
-    all_is_well_soon(&world).await;
-    assert_eq!(relay.exit_status(), None);
+    all_is_well_soon(&world, &relay).await;
     consumer.stop().await;
 }

@@ -1,20 +1,17 @@
 //! What the measures are taken on: a private Postgres, a private Redis for each arm, and the relay's process.
 
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-use outbox_testkit::{Postgres, Process, Redis};
+use outbox_testkit::{Postgres, Process, Redis, find_relay_binary};
 use redis::aio::MultiplexedConnection;
 use tokio::sync::OnceCell;
 use tokio_postgres::Client;
 
 use crate::{Error, backlog::Backlog, progress::Progress, rows::ONE_TOPIC, sizes::Sizes};
-
-/// Names the relay's binary, where it is not beside this one.
-const RELAY_VARIABLE: &str = "OUTBOX_RELAY_BIN";
 
 /// The relay promises to stop within 10 s.
 const STOP_DEADLINE: Duration = Duration::from_secs(15);
@@ -51,7 +48,7 @@ pub(crate) struct Stage {
 impl Stage {
     /// Starts Postgres.
     pub(crate) async fn set(sizes: Sizes, progress: Progress) -> Result<Self, Error> {
-        let relay_binary = relay_binary()?;
+        let relay_binary = find_relay_binary()?;
         let mut builder = Postgres::builder();
         for (name, value) in POSTGRES_SETTINGS {
             builder = builder.setting(name, value);
@@ -225,23 +222,4 @@ pub(crate) fn file_system_of(path: &Path) -> String {
             || "unknown".to_owned(),
             |(point, kind)| format!("{kind} at {point}"),
         )
-}
-
-/// What `OUTBOX_RELAY_BIN` names, else `outbox-relay` beside this program.
-fn relay_binary() -> Result<PathBuf, Error> {
-    let path = match env::var_os(RELAY_VARIABLE) {
-        Some(path) => PathBuf::from(path),
-        None => {
-            let this = env::current_exe()?;
-            this.parent().unwrap_or(Path::new(".")).join("outbox-relay")
-        }
-    };
-    if path.is_file() {
-        return Ok(path);
-    }
-    Err(format!(
-        "there is no {}: run `make bench`, which builds it, or name the binary in {RELAY_VARIABLE}",
-        path.display()
-    )
-    .into())
 }

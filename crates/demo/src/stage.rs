@@ -1,14 +1,9 @@
 //! What the story is played on: a private Postgres with two databases, a private Redis, and the relay's process.
 
-use std::{
-    env,
-    path::{Path, PathBuf},
-    process::Stdio,
-    time::Duration,
-};
+use std::{path::PathBuf, process::Stdio, time::Duration};
 
 use deadpool_postgres::{Manager, Pool};
-use outbox_testkit::{Postgres, Process, Redis};
+use outbox_testkit::{Postgres, Process, Redis, find_relay_binary};
 use tokio::process::Command;
 use tokio_postgres::NoTls;
 
@@ -16,9 +11,6 @@ use crate::{Error, shop, warehouse};
 
 /// What the relay puts before a topic to name its stream; its default.
 pub(crate) const STREAM_PREFIX: &str = "outbox:";
-
-/// Names the relay's binary, where it is not beside this one.
-const RELAY_VARIABLE: &str = "OUTBOX_RELAY_BIN";
 
 /// A migration of an empty database takes well under a second.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
@@ -42,7 +34,7 @@ pub(crate) struct Stage {
 impl Stage {
     /// Starts both servers, and makes the databases `shop` and `warehouse`, each with its schema.
     pub(crate) async fn set() -> Result<Self, Error> {
-        let relay_binary = relay_binary()?;
+        let relay_binary = find_relay_binary()?;
         let (postgres, redis) = tokio::try_join!(Postgres::start(), Redis::start())?;
         let admin = postgres.connect("postgres").await?;
         admin.batch_execute(CREATE_SHOP).await?;
@@ -170,23 +162,4 @@ impl Stage {
 pub(crate) struct Stream {
     pub(crate) entries: u64,
     pub(crate) drained: bool,
-}
-
-/// What `OUTBOX_RELAY_BIN` names, else `outbox-relay` beside this program.
-fn relay_binary() -> Result<PathBuf, Error> {
-    let path = match env::var_os(RELAY_VARIABLE) {
-        Some(path) => PathBuf::from(path),
-        None => {
-            let this = env::current_exe()?;
-            this.parent().unwrap_or(Path::new(".")).join("outbox-relay")
-        }
-    };
-    if path.is_file() {
-        return Ok(path);
-    }
-    Err(format!(
-        "there is no {}: run `make demo`, which builds it, or name the binary in {RELAY_VARIABLE}",
-        path.display()
-    )
-    .into())
 }

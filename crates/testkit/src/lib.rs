@@ -63,7 +63,7 @@ pub use crate::{
     process::{Output, Process, ProcessBuilder},
     proxy::{Direction, Hold, Matcher, Proxy},
     redis::{Fsync, Keys, Persistence, Redis, RedisBuilder},
-    relay::{relay, relay_binary},
+    relay::{RelayStep, find_relay_binary, relay, relay_binary},
     snapshot::Snapshot,
     wait::{Probe, eventually},
 };

@@ -1,8 +1,8 @@
-//! The relay's daemon as a process: which binary, and with what.
+//! The relay's daemon as a process: which binary, with what, and the steps of its work.
 
 use std::path::PathBuf;
 
-use crate::{Process, ProcessBuilder};
+use crate::{Direction, Error, Matcher, Process, ProcessBuilder};
 
 /// Names the relay's binary, for tests that are not built beside it.
 const RELAY_VARIABLE: &str = "OUTBOX_RELAY_BIN";
@@ -15,15 +15,26 @@ const RELAY_VARIABLE: &str = "OUTBOX_RELAY_BIN";
 /// When it is not there: it has to be built before tests that run it, and the message says how.
 #[must_use]
 pub fn relay_binary() -> PathBuf {
+    find_relay_binary().unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The same for programs.
+///
+/// # Errors
+///
+/// It is not there; the error says how to build or to name it.
+pub fn find_relay_binary() -> Result<PathBuf, Error> {
     if let Some(path) = std::env::var_os(RELAY_VARIABLE).map(PathBuf::from) {
-        assert!(
-            path.is_file(),
-            "{RELAY_VARIABLE} names {}, which is no file",
-            path.display()
-        );
-        return path;
+        return if path.is_file() {
+            Ok(path)
+        } else {
+            let path = path.display();
+            Err(Error::misuse(format!(
+                "{RELAY_VARIABLE} names {path}, which is no file"
+            )))
+        };
     }
-    let program = std::env::current_exe().expect("the system knows the path of a running program");
+    let program = std::env::current_exe().map_err(|e| Error::io("find the running program", e))?;
     // Tests are in `deps/` of the directory in which the binaries are.
     let found = program
         .ancestors()
@@ -31,12 +42,12 @@ pub fn relay_binary() -> PathBuf {
         .take(2)
         .map(|dir| dir.join("outbox-relay"))
         .find(|path| path.is_file());
-    found.unwrap_or_else(|| {
-        panic!(
-            "there is no outbox-relay beside {}: run `cargo build -p outbox-relay` with the same profile first, or \
-             name the binary in {RELAY_VARIABLE}",
+    found.ok_or_else(|| {
+        Error::misuse(format!(
+            "there is no outbox-relay beside {}: run `cargo build -p outbox-relay` with the same profile first, or name \
+             the binary in {RELAY_VARIABLE}",
             program.display(),
-        )
+        ))
     })
 }
 
@@ -50,4 +61,50 @@ pub fn relay(postgres_url: &str, redis_url: &str) -> ProcessBuilder {
         .arg("run")
         .env("DATABASE_URL", postgres_url)
         .env("REDIS_URL", redis_url)
+}
+
+/// A step of a page at which a test may stop the relay, or kill it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RelayStep {
+    /// Postgres has sent the page, the relay has not got it.
+    PageRead,
+    /// The script is on its way.
+    ScriptSent,
+    /// The script has run, its reply is on its way.
+    ScriptRun,
+    /// The checkpoint is on its way.
+    CheckpointSent,
+    /// The checkpoint is committed.
+    CheckpointWritten,
+}
+
+impl RelayStep {
+    /// Whether the relay speaks to Redis then, and not to Postgres.
+    #[must_use]
+    pub fn is_of_redis(self) -> bool {
+        matches!(self, RelayStep::ScriptSent | RelayStep::ScriptRun)
+    }
+
+    /// The request that it is about.
+    #[must_use = "nothing is held before a proxy is told"]
+    pub fn matcher(self) -> Matcher {
+        match self {
+            RelayStep::PageRead => Matcher::sql("UNION ALL"),
+            RelayStep::ScriptSent | RelayStep::ScriptRun => Matcher::redis("EVALSHA"),
+            RelayStep::CheckpointSent | RelayStep::CheckpointWritten => {
+                Matcher::sql("UPDATE outbox.checkpoint")
+            }
+        }
+    }
+
+    /// Whether the request is held, or its reply.
+    #[must_use]
+    pub fn direction(self) -> Direction {
+        match self {
+            RelayStep::ScriptSent | RelayStep::CheckpointSent => Direction::Request,
+            RelayStep::PageRead | RelayStep::ScriptRun | RelayStep::CheckpointWritten => {
+                Direction::Reply
+            }
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use outbox_testkit::{Direction, Matcher};
+use outbox_testkit::{Matcher, RelayStep as Step};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
@@ -66,46 +66,26 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 /// Orders between two kills at random moments; a relay starts in the time of the smaller ones.
 const ORDERS_BETWEEN: std::ops::Range<usize> = 1..400;
 
-/// What the relay is at when it dies. The naive loop does the same with other words: its script is its XADDs, its
-/// checkpoint the commit of what it has marked.
-#[derive(Clone, Copy, Debug)]
-enum Step {
-    /// Postgres has sent the page, the relay has not got it.
-    PageRead,
-    /// The script is on its way.
-    ScriptSent,
-    /// The script has run, its reply is on its way.
-    ScriptRun,
-    /// The checkpoint is on its way.
-    CheckpointSent,
-    /// The checkpoint is committed.
-    CheckpointWritten,
-}
-
-impl Step {
-    fn moment(self, arm: Arm) -> Moment {
-        let (read, script, checkpoint) = match arm {
-            Arm::Control => ("SKIP LOCKED", "XADD", "COMMIT"),
-            Arm::Outbox => ("UNION ALL", "EVALSHA", "UPDATE outbox.checkpoint"),
-        };
-        let (net, matcher) = match self {
-            Step::PageRead => (Net::Postgres, Matcher::sql(read)),
-            Step::ScriptSent | Step::ScriptRun => (Net::Redis, Matcher::redis(script)),
-            Step::CheckpointSent | Step::CheckpointWritten => {
-                (Net::Postgres, Matcher::sql(checkpoint))
-            }
-        };
-        let direction = match self {
-            Step::ScriptSent | Step::CheckpointSent => Direction::Request,
-            Step::PageRead | Step::ScriptRun | Step::CheckpointWritten => Direction::Reply,
-        };
-        Moment::new(net, matcher, direction)
-    }
+/// The moment at which whoever carries messages is at a step. The naive loop does the same with other words: its script
+/// is its XADDs, its checkpoint the commit of what it has marked.
+fn moment(step: Step, arm: Arm) -> Moment {
+    let net = if step.is_of_redis() {
+        Net::Redis
+    } else {
+        Net::Postgres
+    };
+    let matcher = match (arm, step) {
+        (Arm::Outbox, step) => step.matcher(),
+        (Arm::Control, Step::PageRead) => Matcher::sql("SKIP LOCKED"),
+        (Arm::Control, Step::ScriptSent | Step::ScriptRun) => Matcher::redis("XADD"),
+        (Arm::Control, Step::CheckpointSent | Step::CheckpointWritten) => Matcher::sql("COMMIT"),
+    };
+    Moment::new(net, matcher, step.direction())
 }
 
 /// Kills whoever carries messages when it is at a step, several times.
 async fn killed_at(stage: &mut Stage, step: Step) -> Result {
-    let moment = step.moment(stage.arm);
+    let moment = moment(step, stage.arm);
     for _ in 0..stage.suite.scale.pick(3, 10) {
         // A relay that is about to take over has steps of another kind.
         stage.messages_flow().await?;

@@ -5,14 +5,16 @@
 //! checkpoint in Postgres follows it. When Postgres has another past than the marker (failover,
 //! restore), ids were given out again, and neither may be believed further than both reach.
 
+mod lower;
+
 use std::collections::BTreeMap;
 
 use uuid::Uuid;
 
+use self::lower::{lower, lower_blocked};
 use super::cursor::Cursor;
-use super::layout::{Layouts, hold_name, stream_name};
+use super::layout::Layouts;
 use super::place::{Blocked, History, Place, Suspect};
-use super::ranges::RangeSet;
 
 /// What stands at the marker's key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -375,66 +377,6 @@ fn purged(cursor: &Cursor, facts: &Facts) -> Option<(i64, i64)> {
     let missing = cursor.behind(&gone);
     let last = missing.iter().next_back().map(|(_, hi)| hi)?;
     Some((missing.first()?, last))
-}
-
-/// What both cursors count as published: the lower `high`, and the gaps of both.
-fn lower(a: &Cursor, b: &Cursor) -> Cursor {
-    let mut high = a.high.min(b.high);
-    let gaps = a.gaps.clone().union(&b.gaps).up_to(high);
-    // The other cursor may have a gap right at this `high`.
-    if let Some((lo, _)) = gaps.range_around(high) {
-        high = lo - 1;
-    }
-    let gaps: RangeSet = gaps.up_to(high);
-    Cursor {
-        high,
-        high_key: String::new(),
-        gaps,
-    }
-}
-
-/// Streams and topics that one of the places held back, each with what all of them had published to it.
-///
-/// A topic becomes one where the places differ in kind, or in the layout that a stream is of: what it lacks
-/// belongs into the present streams.
-fn lower_blocked<'a>(
-    cursor: &Cursor,
-    layouts: &Layouts,
-    places: impl Iterator<Item = &'a Place>,
-) -> BTreeMap<String, Blocked> {
-    let mut all: BTreeMap<String, Blocked> = BTreeMap::new();
-    let add = |name: String, blocked: &Blocked, all: &mut BTreeMap<String, Blocked>| {
-        let before = all.get(&name).map_or(cursor, |other| &other.cursor);
-        let cursor = lower(before, &blocked.cursor);
-        all.insert(
-            name,
-            Blocked {
-                cursor,
-                ..blocked.clone()
-            },
-        );
-    };
-    let every: Vec<(&String, &Blocked)> = places.flat_map(|place| &place.blocked).collect();
-    for (name, blocked) in &every {
-        let hold = hold_name(&blocked.topic);
-        let partitions = layouts
-            .get(&blocked.topic)
-            .map_or(1, |layout| layout.partitions);
-        let present = |name: &str| {
-            (0..partitions)
-                .any(|number| name.ends_with(&stream_name("", &blocked.topic, number, partitions)))
-        };
-        let mut same_topic = every
-            .iter()
-            .filter(|(_, other)| other.topic == blocked.topic);
-        let whole = same_topic.any(|(other, _)| **other == hold || !present(other));
-        add(
-            if whole { hold } else { (*name).clone() },
-            blocked,
-            &mut all,
-        );
-    }
-    all
 }
 
 #[cfg(test)]

@@ -1,50 +1,13 @@
 //! The relay is killed (SIGKILL) at each step of a page and of a take-over: whatever the step, nothing is
 //! lost and nothing stands in a stream twice.
 
-use outbox_testkit::{Direction, Hold, Matcher, Process, Proxy, eventually};
+use outbox_testkit::{Direction, Hold, Matcher, Process, Proxy, RelayStep as Step, eventually};
 
 use crate::pair::{DEADLINE, Pair};
 
 /// A backlog of several pages: the relay reads ahead and writes checkpoints between them.
 const BACKLOG: i64 = 2_400;
 const PAGE_ROWS: &str = "300";
-
-/// The step at which the relay dies.
-#[derive(Clone, Copy, Debug)]
-enum Step {
-    /// Postgres has sent the page, the relay has not got it.
-    PageRead,
-    /// The script is on its way.
-    ScriptSent,
-    /// The script has run, its reply is on its way.
-    ScriptRun,
-    /// The checkpoint is on its way.
-    CheckpointSent,
-    /// The checkpoint is committed.
-    CheckpointWritten,
-}
-
-impl Step {
-    fn of_redis(self) -> bool {
-        matches!(self, Step::ScriptSent | Step::ScriptRun)
-    }
-
-    fn hold(self, proxies: &Proxies, nth: usize) -> Hold {
-        let (matcher, direction) = match self {
-            Step::PageRead => (Matcher::sql("UNION ALL"), Direction::Reply),
-            Step::ScriptSent => (Matcher::redis("EVALSHA"), Direction::Request),
-            Step::ScriptRun => (Matcher::redis("EVALSHA"), Direction::Reply),
-            Step::CheckpointSent => (Matcher::sql("UPDATE outbox.checkpoint"), Direction::Request),
-            Step::CheckpointWritten => (Matcher::sql("UPDATE outbox.checkpoint"), Direction::Reply),
-        };
-        let proxy = if self.of_redis() {
-            &proxies.redis
-        } else {
-            &proxies.postgres
-        };
-        proxy.hold(matcher.nth(nth), direction)
-    }
-}
 
 struct Proxies {
     postgres: Proxy,
@@ -57,6 +20,16 @@ impl Proxies {
             postgres: Proxy::start(pair.postgres.port()).await.unwrap(),
             redis: Proxy::start(pair.redis.port()).await.unwrap(),
         }
+    }
+
+    /// Stops the relay when it is at this step for the n-th time.
+    fn hold(&self, step: Step, nth: usize) -> Hold {
+        let proxy = if step.is_of_redis() {
+            &self.redis
+        } else {
+            &self.postgres
+        };
+        proxy.hold(step.matcher().nth(nth), step.direction())
     }
 
     fn relay(&self, pair: &Pair) -> Process {
@@ -76,7 +49,7 @@ async fn killed_at(step: Step) {
         pair.leads(&first).await;
         pair.write("before", "before", 10).await;
         pair.all_published(DEADLINE).await;
-        let hold = step.hold(&proxies, nth);
+        let hold = proxies.hold(step, nth);
         for (topic, part) in [("orders", count), ("audit", count / 2)] {
             pair.write(topic, topic, part).await;
         }
@@ -119,7 +92,7 @@ async fn a_page_of_a_dead_relay_that_arrives_late_does_nothing() {
     let proxies = Proxies::before(&pair).await;
     let first = proxies.relay(&pair);
     pair.leads(&first).await;
-    let hold = Step::ScriptSent.hold(&proxies, 1);
+    let hold = proxies.hold(Step::ScriptSent, 1);
     pair.write("orders", "orders", BACKLOG).await;
     hold.reached().await.unwrap();
     first.kill9();
@@ -141,7 +114,7 @@ async fn a_page_of_a_dead_relay_that_arrives_before_the_next_one_leads_counts() 
     let proxies = Proxies::before(&pair).await;
     let first = proxies.relay(&pair);
     pair.leads(&first).await;
-    let hold = Step::ScriptSent.hold(&proxies, 2);
+    let hold = proxies.hold(Step::ScriptSent, 2);
     pair.write("orders", "orders", BACKLOG).await;
     hold.reached().await.unwrap();
     first.kill9();
@@ -158,7 +131,7 @@ async fn a_checkpoint_of_a_dead_relay_that_arrives_late_does_nothing() {
     let proxies = Proxies::before(&pair).await;
     let first = proxies.relay(&pair);
     pair.leads(&first).await;
-    let hold = Step::CheckpointSent.hold(&proxies, 1);
+    let hold = proxies.hold(Step::CheckpointSent, 1);
     pair.write("orders", "orders", BACKLOG).await;
     hold.reached().await.unwrap();
     first.kill9();
@@ -175,7 +148,7 @@ async fn killed_while_taking_over(matcher: Matcher, direction: Direction) {
     let proxies = Proxies::before(&pair).await;
     let first = proxies.relay(&pair);
     pair.leads(&first).await;
-    let held = Step::CheckpointSent.hold(&proxies, 1);
+    let held = proxies.hold(Step::CheckpointSent, 1);
     pair.write("orders", "orders", BACKLOG).await;
     held.reached().await.unwrap();
     first.kill9();

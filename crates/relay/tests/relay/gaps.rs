@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use outbox_testkit::{Postgres, Redis, eventually};
+use tokio_postgres::Client;
 
 use crate::support::{DEADLINE, Outbox, TOPIC, insert};
 
@@ -83,6 +84,16 @@ async fn a_prepared_transaction_is_waited_for_over_a_crash_of_postgres() {
     assert!(relay.exit_status().is_none());
 }
 
+/// Writes a message once whoever holds the account lets it go.
+async fn follow(follower: &Client) {
+    follower
+        .batch_execute("BEGIN; SELECT FROM account FOR UPDATE")
+        .await
+        .unwrap();
+    insert(follower, "follower").await;
+    follower.batch_execute("COMMIT").await.unwrap();
+}
+
 /// One transaction that stays open keeps the gap of every rollback after it open.
 #[tokio::test]
 async fn fifty_thousand_gaps_slow_nothing_much() {
@@ -130,14 +141,7 @@ async fn fifty_thousand_gaps_slow_nothing_much() {
 
     // Whoever waits for the long transaction comes after it, also in the stream.
     let follower = outbox.client().await;
-    let followed = async {
-        follower
-            .batch_execute("BEGIN; SELECT FROM account FOR UPDATE")
-            .await
-            .unwrap();
-        insert(&follower, "follower").await;
-        follower.batch_execute("COMMIT").await.unwrap();
-    };
+    let followed = follow(&follower);
     let commit = async {
         insert(&held, "held again").await;
         held.batch_execute("COMMIT").await.unwrap();
@@ -191,14 +195,7 @@ async fn rows_behind_a_cut_come_before_what_follows_them_also_beside_a_long_tran
     outbox.insert("above").await;
     outbox.arrives("above").await;
     let follower = outbox.client().await;
-    let followed = async {
-        follower
-            .batch_execute("BEGIN; SELECT FROM account FOR UPDATE")
-            .await
-            .unwrap();
-        insert(&follower, "follower").await;
-        follower.batch_execute("COMMIT").await.unwrap();
-    };
+    let followed = follow(&follower);
     let commit = async { many.batch_execute("COMMIT").await.unwrap() };
     tokio::join!(followed, commit);
     outbox.arrives("follower").await;

@@ -7,6 +7,7 @@
 
 mod bad_input;
 mod crash_points;
+mod deleted_markers;
 mod durability;
 mod gaps;
 mod histories;

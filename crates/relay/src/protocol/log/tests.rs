@@ -1,5 +1,6 @@
 //! Which gaps are given up, which rows are taken, and what is asked.
 
+use super::question::is_open;
 use super::*;
 
 const LIMITS: Limits = Limits::of_gap_ranges(1_000);

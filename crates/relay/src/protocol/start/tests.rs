@@ -1,6 +1,7 @@
 //! The start table, row by row.
 
 use super::*;
+use crate::protocol::ranges::RangeSet;
 
 const OUTBOX: Uuid = Uuid::from_u128(1);
 const BRANCH: Uuid = Uuid::from_u128(2);
