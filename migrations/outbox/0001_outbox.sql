@@ -146,6 +146,27 @@ BEGIN
     );
     INSERT INTO outbox.purge DEFAULT VALUES;
 
+    -- A row while publishing is paused (`outbox-relay pause`); it holds for every leader until `resume` deletes it.
+    CREATE TABLE outbox.pause (
+        singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton),
+        reason    text NOT NULL CHECK (octet_length(reason) <= 1000),
+        paused_at timestamptz NOT NULL DEFAULT now(),
+        paused_by text NOT NULL DEFAULT session_user
+    );
+
+    -- When a relay found that Redis had lost something, the latest thousand: entries (tail), only the marker (marker), or
+    -- everything (all). `purged_from` to `purged_to`: lost in Redis, and not in the outbox any more.
+    CREATE TABLE outbox.redis_losses (
+        id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        found_at        timestamptz NOT NULL DEFAULT now(),
+        lost            text NOT NULL CHECK (lost IN ('tail', 'marker', 'all')),
+        epoch           bigint NOT NULL,   -- of the leadership that found it
+        marker_high     bigint,            -- what Redis counted as published then; none without a marker
+        checkpoint_high bigint NOT NULL,   -- what Postgres counted as published then
+        purged_from     bigint,
+        purged_to       bigint
+    );
+
     -- Messages that Redis refuses for what they are; whole, so that the purge may go on.
     CREATE TABLE outbox.dead_letters (
         id             bigint PRIMARY KEY,

@@ -47,6 +47,8 @@ pub(crate) struct Backlog {
 /// A known reason for messages to wait while the relay works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Note {
+    /// A person paused publishing.
+    Paused,
     /// Streams that refuse entries, and topics whose partitions change.
     Blocked,
     /// So many ids wait for an open transaction that nothing newer is read.

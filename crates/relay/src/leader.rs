@@ -1,6 +1,7 @@
 //! The leader: the one visible loop. Read a page, publish it, write the checkpoint, sleep.
 
 mod duties;
+mod pausing;
 mod recovery;
 mod telling;
 
@@ -43,6 +44,9 @@ struct Leader<'c> {
     /// Most rows in a page of a blocked stream.
     blocked_rows: u32,
     gaps_warned_at: Option<Instant>,
+    /// Publishing is paused, as far as it is known; looked for again from `look_at` on.
+    paused: bool,
+    look_at: Instant,
     /// Topics that are held back until their groups have drained the streams.
     changing: HashSet<String>,
     /// A message that was alone in a page that failed, and how often.
@@ -91,11 +95,14 @@ pub(crate) async fn lead(
         blocked_at: now,
         blocked_rows: page_rows,
         gaps_warned_at: None,
+        paused: false,
+        look_at: now,
         changing: HashSet::new(),
         refusals: (0, 0),
     };
     // The take-over has looked at the history just now, and there may be much that is overdue.
     leader.order_purge();
+    leader.look_for_pause().await?;
     leader.change_layouts().await?;
     let mut page = Page {
         more: true,
@@ -117,6 +124,9 @@ pub(crate) async fn lead(
 impl Leader<'_> {
     /// One turn of the loop. `page` is what is to be published, and then what was read meanwhile.
     async fn turn(&mut self, page: &mut Page) -> Result<()> {
+        if self.is_paused(page).await? {
+            return Ok(());
+        }
         if page.is_empty() && !page.more {
             // Sleep, or read again after a page that was not full.
             *page = self.sleep().await?;

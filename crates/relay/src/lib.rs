@@ -18,7 +18,8 @@
 //! 9. `config.rs`, `error.rs`, `backoff.rs`, `telemetry.rs`, `migrate.rs`, `status.rs`, `topics.rs`,
 //!    `adopt.rs`: the rest.
 //! 10. `health.rs`, `observer.rs`, `metric_names.rs`, `http.rs`: what the relay says of itself.
-//! 11. `dead_letters.rs`, `rewind.rs`: commands for consumer groups.
+//! 11. `pause.rs`: publishing stops on a person's word; `leader/pausing.rs` is the leader's side of it.
+//!     `dead_letters.rs`, `rewind.rs`: commands for consumer groups.
 //! 12. `verify.rs`: holds rows, entries and inbox against each other.
 
 pub mod metric_names;
@@ -37,6 +38,7 @@ mod janitor;
 mod leader;
 mod migrate;
 mod observer;
+mod pause;
 mod postgres;
 mod progress;
 mod publisher;
@@ -56,6 +58,7 @@ pub use error::{Error, Result};
 pub use health::{Health, Readiness};
 pub use http::serve_http;
 pub use migrate::{Migrated, Schema, migrate};
+pub use pause::{Pause, pause, resume};
 pub use postgres::{PostgresTarget, TlsMode, TlsSettings};
 pub use publisher::RedisTarget;
 pub use rewind::{RewindFlags, Rewound, Since, rewind};

@@ -51,6 +51,23 @@ enum Command {
     Migrate(MigrateFlags),
     /// Show leader, cursor, backlog, who holds it up, and blocked streams
     Status,
+    /// Stop publishing until `resume`; a leader that runs stops within its poll interval
+    ///
+    /// Holds for every leader, also across restarts and take-overs. Producers notice nothing: their messages wait in the
+    /// outbox, and the purge takes none of them. The leader leads on, is ready (`/readyz` names the reason), and goes on
+    /// where it stopped.
+    Pause {
+        /// Why, for whoever finds it paused; up to 1,000 bytes
+        #[arg(
+            long,
+            default_value = "",
+            hide_default_value = true,
+            value_name = "TEXT"
+        )]
+        reason: String,
+    },
+    /// Publish again after a `pause`
+    Resume,
     /// Show or change how many partitions a topic has
     #[command(subcommand)]
     Topics(TopicsCommand),
@@ -174,6 +191,21 @@ async fn execute(cli: Cli) -> Result<ExitCode> {
                     .await?;
             say(&status.to_string());
         }
+        Command::Pause { reason } => {
+            let fresh = outbox_relay::pause(&servers.postgres()?, &reason).await?;
+            say(if fresh {
+                "paused; the leader stops within its poll interval, and `outbox-relay resume` lets it go on"
+            } else {
+                "was paused already; the reason is replaced"
+            });
+        }
+        Command::Resume => match outbox_relay::resume(&servers.postgres()?).await? {
+            Some(lasted) => say(&format!(
+                "publishing goes on after {}",
+                humantime::format_duration(std::time::Duration::from_secs(lasted.as_secs()))
+            )),
+            None => say("was not paused"),
+        },
         Command::Topics(command) => topics(&servers, command).await?,
         Command::Adopt => {
             let past =

@@ -39,6 +39,8 @@ metrics! {
     gauge LEADER = "outbox_relay_leader";
     /// 1 where `/readyz` says ready, else 0.
     gauge READY = "outbox_relay_ready";
+    /// 1 while publishing is paused (`outbox-relay pause`), else 0; every relay says so.
+    gauge PAUSED = "outbox_relay_paused";
     /// Number of the leadership, as the marker has it; it grows with each take-over.
     gauge EPOCH = "outbox_relay_epoch";
     /// Take-overs by this process, also those after a failure of Redis.

@@ -60,7 +60,9 @@ async fn look(config: &Config, name: &str, slot: &mut Option<Session>) -> Result
         .one("count the dead letters", sql::DEAD_LETTERS, &[])
         .await?
         .get(0);
+    let paused = crate::pause::read(session).await?.is_some();
     for (name, value) in [
+        (names::PAUSED, if paused { 1.0 } else { 0.0 }),
         (names::BACKLOG, backlog.messages as f64),
         (names::OLDEST_UNPUBLISHED, backlog.oldest.as_secs_f64()),
         (names::HOLDERS, holders.len() as f64),

@@ -8,7 +8,7 @@ use crate::checkpoint;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::metric_names as names;
-use crate::postgres::{Session, sql};
+use crate::postgres::{Session, operator_sql, sql};
 use crate::progress::{Progress, TAIL_ENTRIES_MAX};
 use crate::protocol::cursor::Cursor;
 use crate::protocol::layout::streams_of;
@@ -71,6 +71,7 @@ async fn try_take_over(
         .await?;
     // Only now: during an outage every try would say that it leads.
     report(&plan, &place.cursor, &facts, &found);
+    record_loss(session, &plan, &facts, &found).await;
     let mut progress = Progress::new(place, plan.suspect, config.stream_prefix.clone());
     progress.checkpoint(session).await?;
     let replay_until = match plan.case {
@@ -180,6 +181,50 @@ async fn anchored(session: &Session, mut cursor: Cursor) -> Result<Cursor> {
     Ok(cursor)
 }
 
+/// What Redis lost, as metric and table name it.
+fn lost(case: Case) -> Option<&'static str> {
+    match case {
+        Case::First | Case::Marker | Case::OtherHistory => None,
+        Case::LostTail => Some("tail"),
+        Case::LostMarker => Some("marker"),
+        Case::Replay | Case::Resume => Some("all"),
+    }
+}
+
+/// Keeps a record of a loss for `status`. A crash before it loses the record and no message; so does a role that may not
+/// write it.
+async fn record_loss(session: &Session, plan: &Plan, facts: &Facts, found: &MarkerFound) {
+    let Some(lost) = lost(plan.case) else {
+        return;
+    };
+    let marker_high = match found {
+        MarkerFound::Marker { place, .. } => Some(place.cursor.high),
+        MarkerFound::Missing | MarkerFound::Foreign(_) => None,
+    };
+    let checkpoint_high = facts.checkpoint.as_ref().map_or(0, |c| c.cursor.high);
+    let (purged_from, purged_to) = plan.purged.unzip();
+    let params: [&(dyn tokio_postgres::types::ToSql + Sync); 6] = [
+        &lost,
+        &plan.epoch,
+        &marker_high,
+        &checkpoint_high,
+        &purged_from,
+        &purged_to,
+    ];
+    let doing = "record the loss";
+    let recorded = async {
+        session
+            .execute(doing, operator_sql::RECORD_LOSS, &params)
+            .await?;
+        session
+            .execute(doing, operator_sql::FORGET_LOSSES, &[])
+            .await
+    };
+    if let Err(error) = recorded.await {
+        tracing::warn!(error = error.one_line(), "the loss is not recorded");
+    }
+}
+
 fn report(plan: &Plan, cursor: &Cursor, facts: &Facts, found: &MarkerFound) {
     let checkpoint = facts.checkpoint.as_ref().map_or(0, |c| c.cursor.high);
     let marker = match found {
@@ -189,13 +234,7 @@ fn report(plan: &Plan, cursor: &Cursor, facts: &Facts, found: &MarkerFound) {
     let (epoch, high) = (plan.epoch, cursor.high);
     ::metrics::counter!(names::TAKEOVERS).increment(1);
     ::metrics::gauge!(names::EPOCH).set(epoch as f64);
-    let lost = match plan.case {
-        Case::First | Case::Marker | Case::OtherHistory => None,
-        Case::LostTail => Some("tail"),
-        Case::LostMarker => Some("marker"),
-        Case::Replay | Case::Resume => Some("all"),
-    };
-    if let Some(lost) = lost {
+    if let Some(lost) = lost(plan.case) {
         ::metrics::counter!(names::REDIS_LOSSES, names::LOST => lost).increment(1);
     }
     match plan.case {

@@ -75,6 +75,7 @@ impl Leader<'_> {
             self.checkpoint().await?;
         }
         self.order_purge();
+        self.look_for_pause().await?;
         self.change_layouts().await?;
         let next = if self.changing.is_empty() {
             CHECK_INTERVAL

@@ -1,5 +1,6 @@
 //! Postgres: where it is, the leader's session, and all SQL.
 
+mod operator_queries;
 mod queries;
 mod row;
 mod session;
@@ -7,6 +8,7 @@ mod target;
 mod tls;
 mod verify_queries;
 
+pub(crate) use operator_queries::operator_sql;
 pub(crate) use queries::sql;
 pub(crate) use row::MessageRow;
 pub(crate) use session::{HEARTBEAT, Session};

@@ -42,7 +42,7 @@ async fn get(relay: &Process, path: &str) -> Answer {
 }
 
 /// Waits until readiness has this status and its reason contains a text.
-async fn becomes(relay: &Process, status: u16, reason: &str) {
+pub(crate) async fn becomes(relay: &Process, status: u16, reason: &str) {
     eventually(DEADLINE, &format!("{status} with {reason:?}"), || async {
         let answer = get(relay, "/readyz").await;
         if answer.0 == status && answer.1.contains(reason) {
@@ -56,7 +56,7 @@ async fn becomes(relay: &Process, status: u16, reason: &str) {
 }
 
 /// The value of each metric without labels.
-async fn metrics(relay: &Process) -> BTreeMap<String, f64> {
+pub(crate) async fn metrics(relay: &Process) -> BTreeMap<String, f64> {
     let (status, body) = get(relay, "/metrics").await;
     assert_eq!(status, 200);
     body.lines()
@@ -66,7 +66,7 @@ async fn metrics(relay: &Process) -> BTreeMap<String, f64> {
         .collect()
 }
 
-const LISTEN: [&str; 2] = ["--listen", "127.0.0.1:0"];
+pub(crate) const LISTEN: [&str; 2] = ["--listen", "127.0.0.1:0"];
 
 #[tokio::test]
 async fn leader_and_standby_are_ready_and_a_relay_that_is_interrupted_is_not() {

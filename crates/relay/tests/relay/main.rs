@@ -6,6 +6,7 @@
 )]
 
 mod bad_input;
+mod commands;
 mod crash_points;
 mod deleted_markers;
 mod durability;
@@ -20,6 +21,7 @@ mod ordering;
 mod outages;
 mod pair;
 mod partitions;
+mod pause;
 mod payloads;
 mod plans;
 mod purge;

@@ -178,3 +178,31 @@ async fn rows_that_wait_for_redis_stay() {
     );
     assert!(relay.exit_status().is_none());
 }
+
+/// A pause may last longer than the retention.
+#[tokio::test]
+async fn rows_that_wait_for_the_end_of_a_pause_stay() {
+    let outbox = Outbox::open().await;
+    let relay = outbox.leader(&RETENTION).await;
+    outbox.insert("published").await;
+    outbox.settles().await;
+    let pause = ["pause", "--reason", "a test of the purge"];
+    crate::commands::run_on(&outbox, &pause).await.done();
+    relay
+        .wait_for_line("publishing is paused", DEADLINE)
+        .await
+        .unwrap();
+    for n in 0..3 {
+        outbox.insert(&format!("waiting-{n}")).await;
+    }
+    a_purge_has_run_over_what_is_published_now(&outbox).await;
+    a_purge_has_run_over_what_is_published_now(&outbox).await;
+    assert_eq!(left(&outbox).await, [1, 2, 3, 4]);
+    assert_eq!(outbox.entry_count(TOPIC).await, 1);
+    crate::commands::run_on(&outbox, &["resume"]).await.done();
+    only_these_are_left(&outbox, &[4]).await;
+    assert_eq!(
+        outbox.message_keys(TOPIC).await,
+        ["published", "waiting-0", "waiting-1", "waiting-2"]
+    );
+}
