@@ -1,7 +1,7 @@
 //! Publishes committed outbox messages from Postgres into Redis Streams: in order, each once, and after
 //! any single fault.
 //!
-//! [`run`] is the daemon; [`migrate`], [`status`] and [`adopt`] are the other commands of the binary. All of it
+//! [`run`] is the daemon; [`migrate`], [`StatusLooker`] and [`adopt`] are the other commands of the binary. All of it
 //! needs a Tokio runtime.
 //!
 //! The files in reading order:
@@ -63,7 +63,10 @@ pub use postgres::{PostgresTarget, TlsMode, TlsSettings};
 pub use publisher::RedisTarget;
 pub use rewind::{RewindFlags, Rewound, Since, rewind};
 pub use run::run;
-pub use status::{Holder, Status, status};
+pub use status::{
+    Backlog, BlockedStream, CursorShown, GroupShown, Holder, Leader, MarkerShown, Rate, RedisLoss,
+    RedisLosses, Retention, Status, StatusFlags, StatusLooker, StreamShown, StreamsShown,
+};
 pub use telemetry::{LogFormat, log_to_stderr};
 pub use topics::{TopicPartitions, list_topics, set_partitions};
 pub use verify::{Example, Findings, GroupReport, VerifyFlags, VerifyReport, verify};

@@ -4,9 +4,11 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
+use futures_util::future::{Either, select};
+use outbox_relay::protocol::failure::Meaning;
 use outbox_relay::{
     Config, DeadLettersCommand, Error, InboxFlags, LogFormat, Result, RewindFlags, RunFlags,
-    Schema, ServerFlags, VerifyFlags,
+    Schema, ServerFlags, StatusFlags, StatusLooker, VerifyFlags,
 };
 
 /// Publishes committed outbox messages from Postgres into Redis Streams.
@@ -49,8 +51,11 @@ enum Command {
     Run(Box<RunFlags>),
     /// Create or upgrade the schema; safe to repeat, and while producers write
     Migrate(MigrateFlags),
-    /// Show leader, cursor, backlog, who holds it up, and blocked streams
-    Status,
+    /// Show leader, cursor, backlog and who holds it up, streams and their groups, and what Redis has lost
+    ///
+    /// Asks both servers and needs no running relay. Takes two seconds at the most on large outboxes and thousands of
+    /// streams; what was not counted or not shown is said. Of the streams the 100 longest are shown.
+    Status(StatusFlags),
     /// Stop publishing until `resume`; a leader that runs stops within its poll interval
     ///
     /// Holds for every leader, also across restarts and take-overs. Producers notice nothing: their messages wait in the
@@ -185,12 +190,7 @@ async fn execute(cli: Cli) -> Result<ExitCode> {
         }
         Command::Rewind(flags) => rewind(&servers, &flags).await?,
         Command::Verify(flags) => return verify(&servers, &flags).await,
-        Command::Status => {
-            let status =
-                outbox_relay::status(&servers.postgres()?, &servers.redis()?, &servers.prefix()?)
-                    .await?;
-            say(&status.to_string());
-        }
+        Command::Status(flags) => status(&servers, &flags).await?,
         Command::Pause { reason } => {
             let fresh = outbox_relay::pause(&servers.postgres()?, &reason).await?;
             say(if fresh {
@@ -220,6 +220,50 @@ async fn execute(cli: Cli) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn status(servers: &ServerFlags, flags: &StatusFlags) -> Result<()> {
+    let (postgres, redis, prefix) = (servers.postgres()?, servers.redis()?, servers.prefix()?);
+    let interval = flags.interval()?;
+    let mut looker = StatusLooker::new(&postgres, &redis, &prefix, &flags.topics);
+    let mut stop = std::pin::pin!(told_to_stop());
+    let mut looks = 0_u64;
+    loop {
+        let look = std::pin::pin!(looker.look());
+        let look = match select(look, stop.as_mut()).await {
+            Either::Left((look, _)) => look,
+            Either::Right(_) => return Ok(()),
+        };
+        let text = match look {
+            Ok(status) if flags.json => status.to_json(),
+            Ok(status) => status.to_string(),
+            // A server that goes away while somebody watches may come back.
+            Err(error) if looks > 0 && error.meaning() == Meaning::Outage => error.one_line(),
+            Err(error) => return Err(error),
+        };
+        let Some(interval) = interval else {
+            say(&text);
+            return Ok(());
+        };
+        looks += 1;
+        redraw(&text, flags.json);
+        let rest = std::pin::pin!(tokio::time::sleep(interval));
+        if let Either::Right(_) = select(rest, stop.as_mut()).await {
+            return Ok(());
+        }
+    }
+}
+
+/// Puts a text in the place of the one before on a terminal, and behind it elsewhere.
+fn redraw(text: &str, json: bool) {
+    use std::io::IsTerminal;
+    if json {
+        say(text);
+    } else if std::io::stdout().is_terminal() {
+        say(&format!("\x1b[H\x1b[2J{text}"));
+    } else {
+        say(&format!("{text}\n"));
+    }
 }
 
 async fn verify(servers: &ServerFlags, flags: &VerifyFlags) -> Result<ExitCode> {

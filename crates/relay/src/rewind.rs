@@ -147,14 +147,7 @@ pub(crate) async fn streams(
     let mut found = Vec::new();
     let mut cursor = 0_u64;
     loop {
-        let mut scan = redis::cmd("SCAN");
-        scan.arg(cursor)
-            .arg("MATCH")
-            .arg(format!("{}*", escaped(prefix)));
-        scan.arg("COUNT").arg(SCAN_COUNT).arg("TYPE").arg("stream");
-        let (next, keys): (u64, Vec<String>) = ask(connection, "look for streams", &scan).await?;
-        found.extend(keys.into_iter().filter(|key| belongs(key, prefix, topics)));
-        cursor = next;
+        cursor = streams_step(connection, prefix, topics, cursor, &mut found).await?;
         if cursor == 0 {
             break;
         }
@@ -162,6 +155,24 @@ pub(crate) async fn streams(
     found.sort_unstable();
     found.dedup();
     Ok(found)
+}
+
+/// One step of that search, from a cursor of SCAN to the next; 0 begins and ends it. A stream may be found twice.
+pub(crate) async fn streams_step(
+    connection: &mut MultiplexedConnection,
+    prefix: &str,
+    topics: &[String],
+    cursor: u64,
+    found: &mut Vec<String>,
+) -> Result<u64> {
+    let mut scan = redis::cmd("SCAN");
+    scan.arg(cursor)
+        .arg("MATCH")
+        .arg(format!("{}*", escaped(prefix)));
+    scan.arg("COUNT").arg(SCAN_COUNT).arg("TYPE").arg("stream");
+    let (next, keys): (u64, Vec<String>) = ask(connection, "look for streams", &scan).await?;
+    found.extend(keys.into_iter().filter(|key| belongs(key, prefix, topics)));
+    Ok(next)
 }
 
 /// Whether a stream is one of the topics', with or without the number of a partition.

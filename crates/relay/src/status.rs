@@ -1,211 +1,193 @@
 //! What `outbox-relay status` shows: the state of the outbox as both servers tell it.
+//!
+//! `status/outbox.rs` asks Postgres, `status/streams.rs` asks Redis about the streams, and `status/report.rs` says it, for
+//! people and as JSON. Everything is bounded, and what was left out is said.
 
-use std::fmt::Write as _;
-use std::time::Duration;
+mod outbox;
+mod report;
+mod streams;
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use redis::aio::MultiplexedConnection;
+
+pub use report::{
+    Backlog, BlockedStream, CursorShown, GroupShown, Holder, Leader, MarkerShown, Rate, RedisLoss,
+    RedisLosses, Retention, Status, StreamShown, StreamsShown,
+};
 
 use crate::checkpoint;
-use crate::error::Result;
-use crate::postgres::{PostgresTarget, Session, sql};
+use crate::error::{Error, Result};
+use crate::pause;
+use crate::postgres::{PostgresTarget, Session};
 use crate::protocol::place::Place;
 use crate::protocol::start::MarkerFound;
 use crate::publisher::{Publisher, RedisTarget};
 
-/// Rows that are counted before the backlog is called "at least".
-const BACKLOG_ROWS_MAX: i64 = 1_000_000;
-
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// The state of an outbox.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Status {
-    /// The leader's application name and backend process id.
-    pub leader: Option<(String, i32)>,
-    /// Relays that stand by and reach Redis.
-    pub standbys: i64,
-    /// The cursor in Postgres.
-    pub checkpoint: Option<Place>,
-    /// The cursor in Redis.
-    pub marker: MarkerFound,
-    /// Messages that the checkpoint has not passed; counted up to a million.
-    pub backlog_rows: i64,
-    /// Age of the oldest of them.
-    pub oldest_unpublished: Option<Duration>,
-    /// Transactions that may still fill gaps.
-    pub holders: Vec<Holder>,
-    /// Messages that Redis refused.
-    pub dead_letters: i64,
+/// The first look takes this long, to see how fast messages are published.
+const RATE_OVER_MIN: Duration = Duration::from_millis(500);
+
+/// Shortest and longest time between two looks.
+const WATCH: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(3_600));
+
+/// What `status` is asked to show.
+#[derive(Args, Clone, Debug)]
+pub struct StatusFlags {
+    /// Print JSON, one line for each look; docs/operations.md describes it
+    #[arg(long)]
+    pub json: bool,
+
+    /// Look again and again until interrupted, every 500ms to 1h [default without a value: 2s]
+    #[arg(long, value_name = "INTERVAL", num_args = 0..=1, require_equals = true, default_missing_value = "2s",
+          value_parser = humantime::parse_duration)]
+    pub watch: Option<Duration>,
+
+    /// Streams of this topic only; may be given several times [default: the longest streams]
+    #[arg(long = "topic", value_name = "TOPIC")]
+    pub topics: Vec<String>,
 }
 
-/// A transaction that wrote messages and is open.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Holder {
-    /// Its backend; none for a prepared transaction.
-    pub pid: Option<i32>,
-    /// The name that the application gave itself.
-    pub application: String,
-    /// How long it has been open.
-    pub age: Duration,
-    /// What it ran last.
-    pub query: String,
-    /// Its name, when it is prepared for two-phase commit.
-    pub prepared: Option<String>,
-}
-
-/// Asks both servers. Takes no lock that a producer could feel.
-///
-/// # Errors
-///
-/// That one of the servers is out of reach, or has no outbox.
-pub async fn status(
-    postgres: &PostgresTarget,
-    redis: &RedisTarget,
-    prefix: &str,
-) -> Result<Status> {
-    let session = Session::open(postgres, "outbox-relay status", LIMIT).await?;
-    let marker = Publisher::connect(redis, prefix, LIMIT)
-        .await?
-        .marker()
-        .await?;
-    let checkpoint = checkpoint::read(&session).await?;
-    let leader = session
-        .at_most_one("look for the leader", sql::LEADER, &[])
-        .await?;
-    let standbys = session
-        .one("count the standbys", sql::STANDBYS, &[])
-        .await?
-        .get(0);
-    let backlog = session
-        .one("count the backlog", sql::BACKLOG, &[&BACKLOG_ROWS_MAX])
-        .await?;
-    let oldest: Option<f64> = backlog.get(1);
-    let holders = session.all("list the writers", sql::HOLDERS, &[]).await?;
-    let holders = holders.iter().map(|row| Holder {
-        pid: row.get(1),
-        application: row.get(2),
-        age: seconds(row.get(3)),
-        query: row.get(4),
-        prepared: row.get(5),
-    });
-    Ok(Status {
-        leader: leader.map(|row| {
-            (
-                row.get::<_, Option<String>>(1).unwrap_or_default(),
-                row.get(0),
-            )
-        }),
-        standbys,
-        checkpoint,
-        marker,
-        backlog_rows: backlog.get(0),
-        oldest_unpublished: oldest.map(seconds),
-        holders: holders.collect(),
-        dead_letters: session
-            .one("count the dead letters", sql::DEAD_LETTERS, &[])
-            .await?
-            .get(0),
-    })
+impl StatusFlags {
+    /// The time between two looks, if there is to be more than one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] for one that is out of its bounds.
+    pub fn interval(&self) -> Result<Option<Duration>> {
+        match self.watch {
+            Some(interval) if !(WATCH.0..=WATCH.1).contains(&interval) => Err(Error::Config {
+                field: "--watch",
+                problem: format!(
+                    "{} is out of bounds; it must be 500ms to 1h",
+                    humantime::format_duration(interval)
+                ),
+            }),
+            watch => Ok(watch),
+        }
+    }
 }
 
 pub(crate) fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }
 
-fn rounded(time: Duration) -> humantime::FormattedDuration {
-    humantime::format_duration(Duration::from_millis(
-        u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
-    ))
+/// Where the servers are, and how far the marker was at the last look.
+pub struct StatusLooker<'a> {
+    postgres: &'a PostgresTarget,
+    redis: &'a RedisTarget,
+    prefix: &'a str,
+    topics: &'a [String],
+    before: Option<(i64, Instant)>,
 }
 
-impl std::fmt::Display for Status {
+impl std::fmt::Debug for StatusLooker<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut out = String::new();
-        self.write(&mut out)?;
-        f.write_str(out.trim_end())
+        write!(f, "StatusLooker({:?}, {:?})", self.postgres, self.redis)
     }
 }
 
-impl Status {
-    fn write(&self, out: &mut String) -> std::fmt::Result {
-        match &self.leader {
-            Some((name, pid)) => writeln!(out, "leader              {name} (backend {pid})")?,
-            None => writeln!(
-                out,
-                "leader              none: no relay runs, or none reaches both servers"
-            )?,
+impl<'a> StatusLooker<'a> {
+    /// Looks at these servers; at the streams of these topics, or the longest where none is named.
+    pub fn new(
+        postgres: &'a PostgresTarget,
+        redis: &'a RedisTarget,
+        prefix: &'a str,
+        topics: &'a [String],
+    ) -> Self {
+        StatusLooker {
+            postgres,
+            redis,
+            prefix,
+            topics,
+            before: None,
         }
-        writeln!(out, "standbys            {}", self.standbys)?;
-        match &self.checkpoint {
-            Some(place) => write_place(out, "checkpoint", place)?,
-            None => writeln!(out, "checkpoint          none: nothing was published yet")?,
-        }
-        match &self.marker {
-            MarkerFound::Marker { place, .. } => write_place(out, "marker", place)?,
-            MarkerFound::Missing => writeln!(
-                out,
-                "marker              none in this Redis under this prefix"
-            )?,
-            MarkerFound::Foreign(what) => writeln!(
-                out,
-                "marker              the key holds something else: {what}"
-            )?,
-        }
-        let at_least = if self.backlog_rows >= BACKLOG_ROWS_MAX {
-            "at least "
-        } else {
-            ""
+    }
+
+    /// Asks both servers. Takes no lock that a producer could feel. The first look takes half a second, to see how fast
+    /// messages are published; later ones compare with the one before.
+    ///
+    /// # Errors
+    ///
+    /// That one of the servers is out of reach, or has no outbox.
+    pub async fn look(&mut self) -> Result<Status> {
+        let session = Session::open(self.postgres, "outbox-relay status", LIMIT).await?;
+        let found = Publisher::connect(self.redis, self.prefix, LIMIT)
+            .await?
+            .marker()
+            .await?;
+        let mut connection = self.redis.connect(LIMIT).await?;
+        let first = self.marker_now(&mut connection, &found).await?;
+        let begun = self
+            .before
+            .or(first.as_ref().map(|now| (now.high, Instant::now())));
+
+        let checkpoint = checkpoint::read(&session).await?;
+        let published = match &found {
+            MarkerFound::Marker { place, .. } => Some(place),
+            MarkerFound::Missing | MarkerFound::Foreign(_) => checkpoint.as_ref(),
         };
-        writeln!(
-            out,
-            "backlog             {at_least}{} messages",
-            self.backlog_rows
-        )?;
-        match self.oldest_unpublished {
-            Some(age) => writeln!(out, "oldest unpublished  {}", rounded(age))?,
-            None => writeln!(out, "oldest unpublished  none")?,
-        }
-        writeln!(out, "dead letters        {}", self.dead_letters)?;
-        for holder in &self.holders {
-            let who = match (&holder.prepared, holder.pid) {
-                (Some(name), _) => format!("prepared transaction {name:?}"),
-                (None, Some(pid)) => format!("backend {pid} ({})", holder.application),
-                (None, None) => "a prepared transaction".to_owned(),
-            };
-            writeln!(
-                out,
-                "open writer         {who}, for {}: {}",
-                rounded(holder.age),
-                holder.query.replace('\n', " ")
-            )?;
-        }
-        let blocked = match &self.marker {
-            MarkerFound::Marker { place, .. } => Some(&place.blocked),
-            MarkerFound::Missing | MarkerFound::Foreign(_) => {
-                self.checkpoint.as_ref().map(|place| &place.blocked)
+        let retention = first.as_ref().and_then(|now| now.retention);
+        let mut status = outbox::ask(&session, published, checkpoint.as_ref(), retention).await?;
+        status.paused = pause::read(&session).await?;
+        status.marker = MarkerShown::new(&found);
+        status.blocked = blocked(published);
+        status.streams = streams::look(&mut connection, self.prefix, self.topics).await?;
+
+        if let Some((high, since)) = begun {
+            tokio::time::sleep(RATE_OVER_MIN.saturating_sub(since.elapsed())).await;
+            if let Some(now) = self.marker_now(&mut connection, &found).await? {
+                let at = Instant::now();
+                status.published = Some(Rate::new(now.high - high, at - since));
+                self.before = Some((now.high, at));
             }
-        };
-        for (stream, blocked) in blocked.into_iter().flatten() {
-            writeln!(
-                out,
-                "blocked stream      {stream} since id {}: {}",
-                blocked.cursor.high, blocked.reason
-            )?;
         }
-        Ok(())
+        Ok(status)
+    }
+
+    /// What the marker says now; none where it is gone or none of ours.
+    async fn marker_now(
+        &self,
+        connection: &mut MultiplexedConnection,
+        found: &MarkerFound,
+    ) -> Result<Option<MarkerNow>> {
+        if !matches!(found, MarkerFound::Marker { .. }) {
+            return Ok(None);
+        }
+        let [high, retention]: [Option<String>; 2] = redis::cmd("HMGET")
+            .arg(format!("{}relay:marker", self.prefix))
+            .arg(&["high", "retention_ms"])
+            .query_async(connection)
+            .await
+            .map_err(|source| Error::Redis {
+                doing: "look at the marker",
+                source,
+            })?;
+        let Some(high) = high.and_then(|high| high.parse().ok()) else {
+            return Ok(None);
+        };
+        let retention = retention.and_then(|ms| ms.parse().ok());
+        Ok(Some(MarkerNow {
+            high,
+            retention: retention.map(Duration::from_millis),
+        }))
     }
 }
 
-fn write_place(out: &mut String, name: &str, place: &Place) -> std::fmt::Result {
-    let gaps = &place.cursor.gaps;
-    write!(
-        out,
-        "{name:<20}high {}, epoch {}, page {}",
-        place.cursor.high, place.epoch, place.page
-    )?;
-    match gaps.first() {
-        Some(first) if gaps.len() == 1 => writeln!(out, ", 1 gap at id {first}"),
-        Some(first) => writeln!(out, ", {} gaps from id {first}", gaps.len()),
-        None => writeln!(out, ", no gaps"),
-    }
+struct MarkerNow {
+    high: i64,
+    retention: Option<Duration>,
+}
+
+fn blocked(published: Option<&Place>) -> Vec<BlockedStream> {
+    let held = published.into_iter().flat_map(|place| &place.blocked);
+    held.map(|(name, blocked)| BlockedStream {
+        name: name.clone(),
+        topic: blocked.topic.clone(),
+        since_id: blocked.cursor.high,
+        reason: blocked.reason.clone(),
+    })
+    .collect()
 }

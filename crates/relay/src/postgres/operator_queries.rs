@@ -29,4 +29,44 @@ pub(crate) mod operator_sql {
     /// A Redis that comes and goes must not fill the table.
     pub(crate) const FORGET_LOSSES: &str = "
         DELETE FROM outbox.redis_losses WHERE id <= (SELECT max(id) - 1000 FROM outbox.redis_losses)";
+
+    /// Which outbox this is, and this server's clock.
+    pub(crate) const IDENTITY: &str = "
+        SELECT outbox_id::text, to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"')
+        FROM outbox.identity";
+
+    /// What is not published by a cursor: rows above it ($3) and in the ranges of its gaps ($1, $2), at most $4; their
+    /// bytes, and the age of the oldest. And the last id that was given out.
+    pub(crate) const NOT_PUBLISHED: &str = "
+        SELECT count(*), coalesce(sum(bytes), 0)::bigint,
+               extract(epoch FROM clock_timestamp() - min(created_at))::float8,
+               (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM outbox.messages_id_seq)
+        FROM (SELECT created_at, bytes FROM (
+                  SELECT m.created_at, m.bytes FROM unnest($1::bigint[], $2::bigint[]) AS g(lo, hi)
+                  CROSS JOIN LATERAL (SELECT i.created_at, i.bytes FROM outbox.messages AS i
+                                      WHERE i.id BETWEEN g.lo AND g.hi ORDER BY i.id LIMIT $4::bigint) AS m
+                  UNION ALL
+                  (SELECT created_at, bytes FROM outbox.messages WHERE id > $3 ORDER BY id LIMIT $4::bigint)) AS every
+              LIMIT $4::bigint) AS counted";
+
+    /// How long ago the checkpoint was written, in seconds.
+    pub(crate) const CHECKPOINT_AGE: &str = "
+        SELECT extract(epoch FROM clock_timestamp() - updated_at)::float8 FROM outbox.checkpoint";
+
+    /// How far the purge has come; the first row that is kept, with its age in seconds; and what was published before the
+    /// retention ($1, seconds) began. Below the purge's reach there may be many dead index entries: the search begins there.
+    pub(crate) const RETENTION: &str = "
+        SELECT p.purged_to, f.id,
+               to_char(f.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'),
+               extract(epoch FROM clock_timestamp() - f.created_at)::float8,
+               (SELECT max(high) FROM outbox.milestones WHERE published_at < now() - make_interval(secs => $1::float8))
+        FROM outbox.purge AS p
+        LEFT JOIN LATERAL (SELECT id, created_at FROM outbox.messages WHERE id > p.purged_to ORDER BY id LIMIT 1) AS f
+            ON true";
+
+    /// The latest losses, and how many there are on record.
+    pub(crate) const LOSSES: &str = "
+        SELECT to_char(found_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), lost, epoch, marker_high,
+               checkpoint_high, purged_from, purged_to, count(*) OVER ()
+        FROM outbox.redis_losses ORDER BY id DESC LIMIT $1::bigint";
 }
