@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::postgres::{PostgresTarget, TlsMode};
 use crate::protocol::start::OnRedisLoss;
-use crate::publisher::RedisTarget;
+use crate::publisher::{RedisTarget, RedisTls};
 
 /// Where the two servers are. Shared by all commands.
 #[derive(Args, Clone)]
@@ -29,6 +29,10 @@ pub struct ServerFlags {
     )]
     pub database_url: Option<SecretString>,
 
+    /// File that holds what --database-url would be given; read anew for each connection
+    #[arg(long, env = "DATABASE_URL_FILE", global = true, value_name = "FILE")]
+    pub database_url_file: Option<PathBuf>,
+
     /// Redis, as redis://user:password@host:port/db, or rediss:// for TLS
     #[arg(
         long,
@@ -38,6 +42,10 @@ pub struct ServerFlags {
         value_name = "URL"
     )]
     pub redis_url: Option<SecretString>,
+
+    /// File that holds what --redis-url would be given; read anew for each connection
+    #[arg(long, env = "REDIS_URL_FILE", global = true, value_name = "FILE")]
+    pub redis_url_file: Option<PathBuf>,
 
     /// How a rediss:// connection is checked: require, verify-ca or verify-full [default: verify-full]
     #[arg(
@@ -51,6 +59,24 @@ pub struct ServerFlags {
     /// PEM file of the CAs that may sign Redis' certificate [default: the system's]
     #[arg(long, env = "OUTBOX_REDIS_CA_FILE", global = true, value_name = "FILE")]
     pub redis_ca_file: Option<PathBuf>,
+
+    /// PEM file with the certificate that Redis is shown, where it asks for one (tls-auth-clients)
+    #[arg(
+        long,
+        env = "OUTBOX_REDIS_CERT_FILE",
+        global = true,
+        value_name = "FILE"
+    )]
+    pub redis_cert_file: Option<PathBuf>,
+
+    /// PEM file with the key to --redis-cert-file
+    #[arg(
+        long,
+        env = "OUTBOX_REDIS_KEY_FILE",
+        global = true,
+        value_name = "FILE"
+    )]
+    pub redis_key_file: Option<PathBuf>,
 
     /// Name of a stream is this prefix and the topic
     #[arg(
@@ -193,26 +219,41 @@ impl ServerFlags {
     ///
     /// # Errors
     ///
-    /// A URL that is missing or not understood.
+    /// A URL that is missing, given twice, or not understood, or a file that cannot be read.
     pub fn postgres(&self) -> Result<PostgresTarget> {
-        let url = self.database_url.as_ref().ok_or_else(|| Error::Config {
-            field: "--database-url",
-            problem: "is missing; give it, or set DATABASE_URL, e.g. postgres://user:password@host:5432/database".into(),
-        })?;
-        PostgresTarget::parse(url)
+        match (&self.database_url, &self.database_url_file) {
+            (Some(url), None) => PostgresTarget::parse(url),
+            (None, Some(file)) => PostgresTarget::from_file(file),
+            (Some(_), Some(_)) => Err(given_twice("--database-url-file", "--database-url")),
+            (None, None) => Err(Error::Config {
+                field: "--database-url",
+                problem: "is missing; give it, or set DATABASE_URL, e.g. postgres://user:password@host:5432/database".into(),
+            }),
+        }
     }
 
     /// Where Redis is.
     ///
     /// # Errors
     ///
-    /// A URL that is missing or not understood, or TLS settings for a connection without TLS.
+    /// A URL that is missing, given twice, or not understood, a file that cannot be read, or TLS settings for a connection
+    /// without TLS.
     pub fn redis(&self) -> Result<RedisTarget> {
-        let url = self.redis_url.as_ref().ok_or_else(|| Error::Config {
-            field: "--redis-url",
-            problem: "is missing; give it, or set REDIS_URL, e.g. redis://host:6379".into(),
-        })?;
-        RedisTarget::parse(url, self.redis_tls_mode, self.redis_ca_file.as_deref())
+        let tls = || RedisTls {
+            mode: self.redis_tls_mode,
+            ca_file: self.redis_ca_file.clone(),
+            client_cert: self.redis_cert_file.clone(),
+            client_key: self.redis_key_file.clone(),
+        };
+        match (&self.redis_url, &self.redis_url_file) {
+            (Some(url), None) => RedisTarget::parse(url, tls()),
+            (None, Some(file)) => RedisTarget::from_file(file, tls()),
+            (Some(_), Some(_)) => Err(given_twice("--redis-url-file", "--redis-url")),
+            (None, None) => Err(Error::Config {
+                field: "--redis-url",
+                problem: "is missing; give it, or set REDIS_URL, e.g. redis://host:6379".into(),
+            }),
+        }
     }
 
     /// The prefix of all keys.
@@ -307,6 +348,15 @@ impl Config {
             listen: run.listen,
             health: Health::default(),
         })
+    }
+}
+
+fn given_twice(file: &'static str, plain: &str) -> Error {
+    Error::Config {
+        field: file,
+        problem: format!(
+            "and {plain} are both set, by a flag, the environment or --config; drop one of them"
+        ),
     }
 }
 

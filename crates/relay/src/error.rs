@@ -156,9 +156,9 @@ impl Error {
         match self {
             Error::Postgres { source, .. } => match postgres_fault(source) {
                 PostgresFault::State(state) => match state {
-                    "28P01" | "28000" => {
-                        Some("check user, password and sslmode in --database-url, and pg_hba.conf")
-                    }
+                    "28P01" | "28000" => Some(
+                        "check user, password and sslmode (TLS) in --database-url, and pg_hba.conf",
+                    ),
                     "3D000" => Some("check the database name in --database-url"),
                     "42501" => Some("grant the relay's role what it needs, see README"),
                     "3F000" | "42P01" | "42883" | "42703" => Some("run `outbox-relay migrate`"),

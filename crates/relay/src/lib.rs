@@ -15,12 +15,14 @@
 //! 6. `takeover.rs`: what to go on from; `protocol/start.rs` decides it.
 //! 7. `janitor.rs`: the purge.
 //! 8. `postgres/`: where Postgres is, TLS, the session, and all SQL.
-//! 9. `config.rs`, `error.rs`, `backoff.rs`, `telemetry.rs`, `migrate.rs`, `status.rs`, `topics.rs`,
+//! 9. `config.rs`, `secret_file.rs`, `config_check.rs`, `error.rs`, `backoff.rs`, `telemetry.rs`, `migrate.rs`, `status.rs`, `topics.rs`,
 //!    `adopt.rs`: the rest.
 //! 10. `health.rs`, `observer.rs`, `metric_names.rs`, `http.rs`: what the relay says of itself.
 //! 11. `pause.rs`: publishing stops on a person's word; `leader/pausing.rs` is the leader's side of it.
 //!     `dead_letters.rs`, `rewind.rs`: commands for consumer groups.
 //! 12. `verify.rs`: holds rows, entries and inbox against each other.
+//!
+//! The binary is `main.rs`; `settings/` reads the file of `--config` and says where each setting comes from.
 
 pub mod metric_names;
 pub mod protocol;
@@ -29,6 +31,7 @@ mod adopt;
 mod backoff;
 mod checkpoint;
 mod config;
+mod config_check;
 mod dead_letters;
 mod elect;
 mod error;
@@ -45,6 +48,7 @@ mod publisher;
 mod reader;
 mod rewind;
 mod run;
+mod secret_file;
 mod status;
 mod takeover;
 mod telemetry;
@@ -53,6 +57,7 @@ mod verify;
 
 pub use adopt::adopt;
 pub use config::{Config, OnRedisLossFlag, RunFlags, ServerFlags};
+pub use config_check::{ServersChecked, check_servers};
 pub use dead_letters::{DeadLettersCommand, InboxFlags, LetterChoice, LetterFilter, dead_letters};
 pub use error::{Error, Result};
 pub use health::{Health, Readiness};
@@ -60,7 +65,7 @@ pub use http::serve_http;
 pub use migrate::{Migrated, Schema, migrate};
 pub use pause::{Pause, pause, resume};
 pub use postgres::{PostgresTarget, TlsMode, TlsSettings};
-pub use publisher::RedisTarget;
+pub use publisher::{RedisTarget, RedisTls};
 pub use rewind::{RewindFlags, Rewound, Since, rewind};
 pub use run::run;
 pub use status::{

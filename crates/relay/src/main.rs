@@ -1,5 +1,8 @@
 //! The daemon and its command line.
 
+mod settings;
+
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -11,6 +14,8 @@ use outbox_relay::{
     Schema, ServerFlags, StatusFlags, StatusLooker, VerifyFlags,
 };
 
+use self::settings::{Refused, Settings};
+
 /// Publishes committed outbox messages from Postgres into Redis Streams.
 ///
 /// Exit codes: 0 done, or stopped as asked; 1 a server or the set-up is at fault; 2 `verify` found something wrong; 64
@@ -20,6 +25,10 @@ use outbox_relay::{
 struct Cli {
     #[command(flatten)]
     servers: ServerFlags,
+
+    /// TOML file of settings; flags and environment go before it (`config docs` shows its keys)
+    #[arg(long, env = "OUTBOX_CONFIG", global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
 
     /// Look of the log lines on standard error
     #[arg(
@@ -96,6 +105,20 @@ enum Command {
     /// that a group acknowledged without their effect. Writes nothing, and may run while everything else does. Exit code 2 if
     /// something is wrong. Needs 100 bytes of temporary space (TMPDIR) for each stream entry.
     Verify(Box<VerifyFlags>),
+    /// Check the configuration, or print what can be configured
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// Say where each setting comes from, connect to both servers, and say what is wrong
+    ///
+    /// Takes the flags of `run`. Exit code 0 if nothing is wrong, 1 for a server, 64 for the configuration. Secrets are not
+    /// shown. It writes nothing.
+    Check(Box<RunFlags>),
+    /// Print the table of all settings, in Markdown
+    Docs,
 }
 
 #[derive(Subcommand)]
@@ -131,15 +154,20 @@ struct MigrateFlags {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => {
+    let args: Vec<_> = std::env::args_os().collect();
+    let (cli, settings) = match settings::read::<Cli>(&args) {
+        Ok(read) => read,
+        Err(Refused::CommandLine(error)) => {
             let _ = error.print();
             let asked = matches!(
                 error.kind(),
                 ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
             );
             return ExitCode::from(if asked { 0 } else { 64 });
+        }
+        Err(Refused::File(line)) => {
+            eprintln!("outbox-relay: {line}");
+            return ExitCode::from(64);
         }
     };
     let done = tokio::runtime::Builder::new_multi_thread()
@@ -151,7 +179,7 @@ fn main() -> ExitCode {
             remedy: "check ulimits".into(),
         })
         .and_then(|runtime| {
-            let done = runtime.block_on(execute(cli));
+            let done = runtime.block_on(execute(cli, &settings));
             // What waits for a server that is out of reach is not waited for.
             runtime.shutdown_background();
             done
@@ -159,17 +187,26 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("outbox-relay: {}", error.one_line());
-            ExitCode::from(if matches!(error, Error::Config { .. }) {
-                64
-            } else {
-                1
-            })
+            let place = match &error {
+                Error::Config { field, .. } => settings.place_of(field),
+                _ => None,
+            };
+            let place = place.map(|place| format!(" ({place})")).unwrap_or_default();
+            eprintln!("outbox-relay: {}{place}", error.one_line());
+            ExitCode::from(exit_code(&error))
         }
     }
 }
 
-async fn execute(cli: Cli) -> Result<ExitCode> {
+fn exit_code(error: &Error) -> u8 {
+    if matches!(error, Error::Config { .. }) {
+        64
+    } else {
+        1
+    }
+}
+
+async fn execute(cli: Cli, settings: &Settings) -> Result<ExitCode> {
     outbox_relay::log_to_stderr(cli.log_format, &cli.log)?;
     let servers = cli.servers;
     match cli.command {
@@ -206,6 +243,12 @@ async fn execute(cli: Cli) -> Result<ExitCode> {
             )),
             None => say("was not paused"),
         },
+        Command::Config(ConfigCommand::Docs) => {
+            say(settings::document(&<Cli as clap::CommandFactory>::command()).trim_end());
+        }
+        Command::Config(ConfigCommand::Check(flags)) => {
+            return settings::check(&servers, *flags, settings).await;
+        }
         Command::Topics(command) => topics(&servers, command).await?,
         Command::Adopt => {
             let past =

@@ -1,5 +1,6 @@
 //! Postgres: where it is, the leader's session, and all SQL.
 
+mod address;
 mod operator_queries;
 mod queries;
 mod row;

@@ -1,5 +1,6 @@
 //! The only place that talks to Redis: the marker, the pages, and the tails of the streams.
 
+mod address;
 mod entry;
 mod marker;
 mod page;
@@ -13,6 +14,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Script, Value};
 use uuid::Uuid;
 
+pub use address::RedisTls;
 pub(crate) use page::{PageWrite, Published, may_be_the_page};
 pub use target::RedisTarget;
 

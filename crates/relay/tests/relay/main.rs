@@ -7,6 +7,7 @@
 
 mod bad_input;
 mod commands;
+mod configuration;
 mod crash_points;
 mod deleted_markers;
 mod durability;
