@@ -20,7 +20,7 @@
 //! 10. `health.rs`, `observer.rs`, `metric_names.rs`, `http.rs`: what the relay says of itself.
 //! 11. `pause.rs`: publishing stops on a person's word; `leader/pausing.rs` is the leader's side of it.
 //!     `dead_letters.rs`, `rewind.rs`: commands for consumer groups.
-//! 12. `verify.rs`: holds rows, entries and inbox against each other.
+//! 12. `trace.rs`: follows one message. `verify.rs`: holds rows, entries and inbox against each other.
 //!
 //! The binary is `main.rs`; `settings/` reads the file of `--config` and says where each setting comes from.
 
@@ -53,6 +53,7 @@ mod status;
 mod takeover;
 mod telemetry;
 mod topics;
+mod trace;
 mod verify;
 
 pub use adopt::adopt;
@@ -74,4 +75,5 @@ pub use status::{
 };
 pub use telemetry::{LogFormat, log_to_stderr};
 pub use topics::{TopicPartitions, list_topics, set_partitions};
+pub use trace::{GroupTrace, Trace, TraceFlags, TracedEntry, TracedMessage, trace};
 pub use verify::{Example, Findings, GroupReport, VerifyFlags, VerifyReport, verify};

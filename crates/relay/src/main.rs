@@ -11,7 +11,7 @@ use futures_util::future::{Either, select};
 use outbox_relay::protocol::failure::Meaning;
 use outbox_relay::{
     Config, DeadLettersCommand, Error, InboxFlags, LogFormat, Result, RewindFlags, RunFlags,
-    Schema, ServerFlags, StatusFlags, StatusLooker, VerifyFlags,
+    Schema, ServerFlags, StatusFlags, StatusLooker, TraceFlags, VerifyFlags,
 };
 
 use self::settings::{Refused, Settings};
@@ -99,6 +99,11 @@ enum Command {
     },
     /// Deliver to a consumer group again what was published since some time; the inbox absorbs what it has applied
     Rewind(RewindFlags),
+    /// Show where one message is: committed, published, given to a consumer group, applied; and if not, why
+    ///
+    /// Finds its entry without reading the stream, as long as ids rise in it; one that was committed late is looked for for a
+    /// second, or with --scan for as long as it takes. A message that was purged is not in the outbox any more.
+    Trace(Box<TraceFlags>),
     /// Hold the rows of the outbox against the entries of the streams, and against a consumer group's inbox
     ///
     /// Reports messages that are missing, doubled or out of order in the streams, entries without a message, and messages
@@ -226,6 +231,15 @@ async fn execute(cli: Cli, settings: &Settings) -> Result<ExitCode> {
             say(&outbox_relay::dead_letters(&database, &command).await?);
         }
         Command::Rewind(flags) => rewind(&servers, &flags).await?,
+        Command::Trace(flags) => {
+            let (postgres, redis) = (servers.postgres()?, servers.redis()?);
+            let trace = outbox_relay::trace(&postgres, &redis, &servers.prefix()?, &flags).await?;
+            say(&if flags.json {
+                trace.to_json()
+            } else {
+                trace.to_string()
+            });
+        }
         Command::Verify(flags) => return verify(&servers, &flags).await,
         Command::Status(flags) => status(&servers, &flags).await?,
         Command::Pause { reason } => {

@@ -17,9 +17,9 @@ mod order;
 mod range;
 mod recheck;
 mod report;
-mod sent;
+pub(crate) mod sent;
 mod spill;
-mod streams;
+pub(crate) mod streams;
 mod tally;
 
 use std::io::{IsTerminal, Write};
@@ -98,10 +98,10 @@ pub struct VerifyFlags {
 
 /// Position of an entry in its stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct EntryId(u64, u64);
+pub(crate) struct EntryId(pub(crate) u64, pub(crate) u64);
 
 impl EntryId {
-    fn parse(text: &str) -> Self {
+    pub(crate) fn parse(text: &str) -> Self {
         let (ms, sequence) = crate::rewind::id_parts(text);
         EntryId(ms, sequence)
     }

@@ -69,4 +69,38 @@ pub(crate) mod operator_sql {
         SELECT to_char(found_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), lost, epoch, marker_high,
                checkpoint_high, purged_from, purged_to, count(*) OVER ()
         FROM outbox.redis_losses ORDER BY id DESC LIMIT $1::bigint";
+
+    /// A message by its key ($1), as the outbox has it or as a dead letter, and the first record of a time by which it was
+    /// published.
+    pub(crate) const MESSAGE: &str = "
+        SELECT m.id, m.topic, m.ordering_key, m.event_type,
+               to_char(m.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'),
+               floor(extract(epoch FROM m.created_at) * 1000)::bigint, d.reason,
+               to_char(d.set_aside_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'),
+               (SELECT floor(extract(epoch FROM min(s.published_at)) * 1000)::bigint FROM outbox.milestones AS s
+                WHERE s.high >= m.id)
+        FROM (SELECT id, topic, ordering_key, event_type, created_at FROM outbox.messages WHERE message_key = $1
+              UNION ALL
+              SELECT id, topic, ordering_key, event_type, created_at FROM outbox.dead_letters WHERE message_key = $1) AS m
+        LEFT JOIN outbox.dead_letters AS d ON d.id = m.id
+        LIMIT 1";
+
+    /// The consumer's database: what a group ($1) made of a message ($2: topic, $3: message key) and of its entry ($4: stream,
+    /// $5: entry id; NULL where it is not known, which reads all dead letters of the group).
+    pub(crate) const OF_GROUP: &str = "
+        SELECT to_char(a.applied_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'),
+               t.attempts, t.last_error, d.id, d.state, d.reason,
+               to_char(d.set_aside_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'),
+               to_char(nullif(p.applied_through, '-infinity') AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'),
+               coalesce(extract(epoch FROM p.applied_through) * 1000, '-infinity')::float8
+        FROM (VALUES ($1::text, $2::text, $3::text)) AS q(consumer_group, topic, message_key)
+        LEFT JOIN inbox.applied AS a USING (consumer_group, topic, message_key)
+        LEFT JOIN inbox.attempts AS t USING (consumer_group, topic, message_key)
+        LEFT JOIN LATERAL (
+            SELECT l.id, l.state, l.reason, l.set_aside_at FROM inbox.dead_letters AS l
+            WHERE l.consumer_group = $1::text
+              AND CASE WHEN $4::text IS NULL THEN l.topic = $2::text AND l.message_key = $3::text
+                       ELSE l.stream = $4::text AND l.entry_id = $5::text END
+            LIMIT 1) AS d ON true
+        LEFT JOIN inbox.purged AS p ON p.consumer_group = $1::text";
 }

@@ -13,7 +13,7 @@ use crate::publisher::Publisher;
 
 /// Where an id lies by the cursor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Passed {
+pub(crate) enum Passed {
     /// Sent, unless its stream is held back.
     Yes,
     /// Above it.
@@ -23,7 +23,7 @@ pub(super) enum Passed {
 }
 
 /// The cursor: of the marker, which is exact; where there is none, of the checkpoint.
-pub(super) struct Sent {
+pub(crate) struct Sent {
     place: Option<Place>,
 }
 
@@ -33,7 +33,7 @@ impl Sent {
     /// # Errors
     ///
     /// Those of the servers, or that this Redis under this prefix belongs to another outbox.
-    pub(super) async fn read(
+    pub(crate) async fn read(
         publisher: &mut Publisher,
         session: &Session,
         outbox_id: Uuid,
@@ -54,7 +54,7 @@ impl Sent {
     }
 
     /// Where an id lies.
-    pub(super) fn passed(&self, id: i64) -> Passed {
+    pub(crate) fn passed(&self, id: i64) -> Passed {
         match &self.place {
             Some(place) => lies(&place.cursor, id),
             None => Passed::NotYet,
@@ -62,7 +62,7 @@ impl Sent {
     }
 
     /// The stream of a message, and those of earlier partition counts.
-    pub(super) fn streams(
+    pub(crate) fn streams(
         &self,
         prefix: &str,
         topic: &str,
@@ -78,7 +78,7 @@ impl Sent {
     }
 
     /// Why a message that the cursor has passed is held back, if it is.
-    pub(super) fn held_back(&self, id: i64, topic: &str, stream: &str) -> Option<&str> {
+    pub(crate) fn held_back(&self, id: i64, topic: &str, stream: &str) -> Option<&str> {
         let blocked = &self.place.as_ref()?.blocked;
         [stream, hold_name(topic).as_str()]
             .into_iter()

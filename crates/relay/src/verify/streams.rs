@@ -29,15 +29,16 @@ pub(super) struct Stream {
 }
 
 /// An entry without its payload.
-pub(super) struct Seen {
-    pub(super) entry: EntryId,
+pub(crate) struct Seen {
+    pub(crate) entry: EntryId,
     /// None where the field is missing or no number.
-    pub(super) id: Option<i64>,
+    pub(crate) id: Option<i64>,
     /// Empty where the field is missing, or too long for a message.
-    pub(super) message_key: Vec<u8>,
+    pub(crate) message_key: Vec<u8>,
     /// As the script tags it; empty where there is none.
     ordering_key: Vec<u8>,
-    pending: bool,
+    /// Given to a member of the group that was asked about, and not acknowledged.
+    pub(crate) pending: bool,
 }
 
 /// What is read of the streams, and for whom.
@@ -59,13 +60,13 @@ pub(super) struct Surveyed {
 }
 
 /// A connection to the Redis of the streams. It writes nothing.
-pub(super) struct Reader {
+pub(crate) struct Reader {
     connection: MultiplexedConnection,
     script: Script,
 }
 
 impl Reader {
-    pub(super) async fn connect(target: &RedisTarget) -> Result<Self> {
+    pub(crate) async fn connect(target: &RedisTarget) -> Result<Self> {
         Ok(Reader {
             connection: target.connect(LIMIT).await?,
             script: Script::new(SURVEY_LUA),
@@ -183,7 +184,7 @@ impl Reader {
     }
 
     /// Entries from `from` to `to`, and the last entry that the group was given if it reads the stream.
-    pub(super) async fn page(
+    pub(crate) async fn page(
         &mut self,
         stream: &str,
         from: &str,
@@ -220,7 +221,7 @@ impl Reader {
     }
 
     /// The last entry of a stream; none where it is empty or gone.
-    pub(super) async fn last_entry(&mut self, stream: &str) -> Result<Option<EntryId>> {
+    pub(crate) async fn last_entry(&mut self, stream: &str) -> Result<Option<EntryId>> {
         let last: redis::streams::StreamRangeReply = self
             .ask(
                 redis::cmd("XREVRANGE")

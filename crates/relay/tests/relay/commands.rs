@@ -5,8 +5,13 @@ use outbox_testkit::{Output, Postgres, Process, Redis, relay_binary};
 use crate::support::{DEADLINE, Outbox};
 
 /// Commands, with what each needs at least; those that need Redis come first.
-const COMMANDS: [&[&str]; 3] = [&["status"], &["pause", "--reason", "a test"], &["resume"]];
-const NEED_REDIS: usize = 1;
+const COMMANDS: [&[&str]; 4] = [
+    &["status"],
+    &["trace", "row"],
+    &["pause", "--reason", "a test"],
+    &["resume"],
+];
+const NEED_REDIS: usize = 2;
 
 /// What a command said, and its exit code.
 #[derive(Debug)]

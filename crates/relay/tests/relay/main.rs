@@ -32,5 +32,6 @@ mod status;
 mod stop;
 mod streams;
 mod support;
+mod trace;
 mod verify;
 mod wake_up;
