@@ -18,8 +18,8 @@ use crate::publisher::{RedisTarget, RedisTls};
 pub struct ServerFlags {
     /// Postgres, as postgres://user:password@host:port/database?sslmode=verify-full&sslrootcert=FILE
     ///
-    /// sslmode is one of disable (the default), prefer, require, verify-ca, verify-full; naming sslrootcert alone means
-    /// verify-full.
+    /// sslmode is one of disable (the default), prefer, require, verify-ca, verify-full; naming sslrootcert or sslcert alone
+    /// means verify-full. Of several hosts (host1:port1,host2:port2) the one that takes writes is used.
     #[arg(
         long,
         env = "DATABASE_URL",

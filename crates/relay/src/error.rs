@@ -177,9 +177,9 @@ impl Error {
                     Some("give the relay's Redis user the rights named in README")
                 }
                 RedisFault::Reply(_) => None,
-                RedisFault::Connection => {
-                    Some("check host and port in --redis-url, and that Redis runs there")
-                }
+                RedisFault::Connection => Some(
+                    "check host and port in --redis-url, that Redis runs there, and whether it wants TLS (rediss://)",
+                ),
                 RedisFault::Tls => Some("check --redis-tls-mode and --redis-ca-file"),
             },
             _ => None,
@@ -196,6 +196,8 @@ pub(crate) fn postgres_fault(error: &tokio_postgres::Error) -> PostgresFault<'_>
     match error.to_string().split(':').next() {
         Some("error performing TLS handshake") => PostgresFault::Tls,
         Some("authentication error" | "invalid configuration") => PostgresFault::State("28P01"),
+        // With TLS 1.3 the server looks at the client's certificate once the handshake is over for the client.
+        _ if is_tls_failure(error) => PostgresFault::Tls,
         _ => PostgresFault::Connection,
     }
 }
@@ -225,8 +227,8 @@ fn reply_code_of_login(code: &str) -> ReplyCode {
     }
 }
 
-fn is_tls_failure(error: &redis::RedisError) -> bool {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(error);
+fn is_tls_failure(error: &dyn std::error::Error) -> bool {
+    let mut cause = error.source();
     while let Some(inner) = cause {
         // redis shares its causes, and what shares a cause answers with the cause behind it.
         if let Some(shared) = inner.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>() {

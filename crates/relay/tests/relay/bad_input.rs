@@ -301,8 +301,7 @@ async fn a_postgres_with_tls() {
         let url = format!("postgres://postgres@{host}:{port}/{database}?{query}");
         run(&url, &redis.url())
     };
-    let plain = to("localhost", "sslmode=disable".into());
-    refused(plain, 1, &["Postgres", "sslmode"]).await;
+    refused_for_tls(to("localhost", "sslmode=disable".into())).await;
     connects(to("localhost", "sslmode=prefer".into())).await;
     connects(to("localhost", "sslmode=require".into())).await;
     for mode in ["require", "verify-ca", "verify-full"] {
@@ -373,6 +372,8 @@ async fn a_redis_with_tls() {
     let plain = format!("rediss://localhost:{}/0", pair.redis.port());
     let plain = run(&pair.postgres.url(&pair.database), &plain);
     refused_for_tls(plain.args(["--redis-tls-mode", "require"])).await;
+    let without = format!("redis://localhost:{port}/0");
+    refused_for_tls(run(&pair.postgres.url(&pair.database), &without)).await;
     let missing = ["--redis-ca-file", "no-such-file.pem"];
     refused(to("localhost", &missing), 64, &["no-such-file.pem"]).await;
 }

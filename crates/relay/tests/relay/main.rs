@@ -6,6 +6,7 @@
 )]
 
 mod bad_input;
+mod client_certificates;
 mod commands;
 mod configuration;
 mod crash_points;
@@ -27,6 +28,7 @@ mod payloads;
 mod plans;
 mod purge;
 mod refusals;
+mod several_hosts;
 mod start_table;
 mod status;
 mod stop;

@@ -1,5 +1,7 @@
 //! How a Postgres server is set up before its first start.
 
+use std::path::PathBuf;
+
 use super::{Postgres, STARTING, template};
 use crate::{
     Certificate, Error, binaries, identity::Identity, ports::Port, supervised::Supervised,
@@ -17,6 +19,7 @@ pub struct PostgresBuilder {
     pub(super) settings: Vec<(String, String)>,
     hba: Option<String>,
     tls: Option<Certificate>,
+    client_root: Option<PathBuf>,
 }
 
 impl PostgresBuilder {
@@ -27,6 +30,7 @@ impl PostgresBuilder {
             settings: Vec::new(),
             hba: None,
             tls: None,
+            client_root: None,
         }
     }
 
@@ -62,6 +66,13 @@ impl PostgresBuilder {
         self
     }
 
+    /// Names the file of the authority whose certificates clients may show ([`Authority::root`](crate::Authority::root));
+    /// [`hba`](Self::hba) says who must (`hostssl all all 127.0.0.1/32 cert`).
+    pub fn client_authority(mut self, root: PathBuf) -> Self {
+        self.client_root = Some(root);
+        self
+    }
+
     /// Makes the cluster and starts the server; returns when it takes connections.
     ///
     /// # Errors
@@ -86,7 +97,9 @@ impl PostgresBuilder {
         let mut settings = self.settings.clone();
         if let Some(Certificate { certificate, key }) = &self.tls {
             settings.push(("ssl".to_owned(), "on".to_owned()));
-            for (name, from) in [("ssl_cert_file", certificate), ("ssl_key_file", key)] {
+            let files = [("ssl_cert_file", certificate), ("ssl_key_file", key)];
+            let root = self.client_root.iter().map(|root| ("ssl_ca_file", root));
+            for (name, from) in files.into_iter().chain(root) {
                 let content = std::fs::read(from)
                     .map_err(|e| Error::io(format!("read {}", from.display()), e))?;
                 // Postgres refuses a key that is readable by others or owned by another account.

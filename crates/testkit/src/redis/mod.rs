@@ -64,6 +64,7 @@ pub struct RedisBuilder {
     args: Vec<String>,
     password: Option<String>,
     tls: Option<Certificate>,
+    client_root: Option<PathBuf>,
 }
 
 impl RedisBuilder {
@@ -89,6 +90,13 @@ impl RedisBuilder {
     /// Opens a second port for connections with TLS, [`Redis::tls_port`]. The kit's own connections use the first.
     pub fn tls(mut self, certificate: Certificate) -> Self {
         self.tls = Some(certificate);
+        self
+    }
+
+    /// Makes the server demand a certificate of each client on the port with TLS, of the authority with this file
+    /// ([`Authority::root`](crate::Authority::root)).
+    pub fn client_authority(mut self, root: PathBuf) -> Self {
+        self.client_root = Some(root);
         self
     }
 
@@ -160,6 +168,7 @@ impl Redis {
             args: Vec::new(),
             password: None,
             tls: None,
+            client_root: None,
         }
     }
 
@@ -294,8 +303,12 @@ impl Redis {
             args.extend(["--tls-port".into(), port.number().to_string().into()]);
             args.extend(["--tls-cert-file".into(), tls.certificate.clone().into()]);
             args.extend(["--tls-key-file".into(), tls.key.clone().into()]);
-            args.extend(["--tls-ca-cert-file".into(), tls.certificate.clone().into()]);
-            args.extend(["--tls-auth-clients", "no"].map(Into::into));
+            let (root, asks) = match &self.options.client_root {
+                Some(root) => (root, "yes"),
+                None => (&tls.certificate, "no"),
+            };
+            args.extend(["--tls-ca-cert-file".into(), root.clone().into()]);
+            args.extend(["--tls-auth-clients", asks].map(Into::into));
         }
         args.extend(self.options.args.iter().map(Into::into));
         args
