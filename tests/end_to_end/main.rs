@@ -12,6 +12,7 @@
 mod backlog;
 mod crashes;
 mod documents;
+mod least_privilege;
 mod refusals;
 mod windows;
 mod world;

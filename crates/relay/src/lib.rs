@@ -21,6 +21,7 @@
 //! 11. `pause.rs`: publishing stops on a person's word; `leader/pausing.rs` is the leader's side of it.
 //!     `dead_letters.rs`, `rewind.rs`: commands for consumer groups.
 //! 12. `trace.rs`: follows one message. `verify.rs`: holds rows, entries and inbox against each other.
+//! 13. `grants.rs`: who needs which rights.
 //!
 //! The binary is `main.rs`; `settings/` reads the file of `--config` and says where each setting comes from.
 
@@ -35,6 +36,7 @@ mod config_check;
 mod dead_letters;
 mod elect;
 mod error;
+mod grants;
 mod health;
 mod http;
 mod janitor;
@@ -61,6 +63,7 @@ pub use config::{Config, OnRedisLossFlag, RunFlags, ServerFlags};
 pub use config_check::{ServersChecked, check_servers};
 pub use dead_letters::{DeadLettersCommand, InboxFlags, LetterChoice, LetterFilter, dead_letters};
 pub use error::{Error, Result};
+pub use grants::{GrantsFlags, grants};
 pub use health::{Health, Readiness};
 pub use http::serve_http;
 pub use migrate::{Migrated, Schema, migrate};

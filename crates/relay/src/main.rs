@@ -10,8 +10,8 @@ use clap::{Args, Parser, Subcommand};
 use futures_util::future::{Either, select};
 use outbox_relay::protocol::failure::Meaning;
 use outbox_relay::{
-    Config, DeadLettersCommand, Error, InboxFlags, LogFormat, Result, RewindFlags, RunFlags,
-    Schema, ServerFlags, StatusFlags, StatusLooker, TraceFlags, VerifyFlags,
+    Config, DeadLettersCommand, Error, GrantsFlags, InboxFlags, LogFormat, Result, RewindFlags,
+    RunFlags, Schema, ServerFlags, StatusFlags, StatusLooker, TraceFlags, VerifyFlags,
 };
 
 use self::settings::{Refused, Settings};
@@ -110,6 +110,11 @@ enum Command {
     /// that a group acknowledged without their effect. Writes nothing, and may run while everything else does. Exit code 2 if
     /// something is wrong. Needs 100 bytes of temporary space (TMPDIR) for each stream entry.
     Verify(Box<VerifyFlags>),
+    /// Print the rights that each role needs, and no more: SQL for psql, or with --redis an ACL for redis-cli
+    ///
+    /// Asks no server. The rights of producers and relays are for the producer's database, those of consumers for their own; pipe
+    /// them apart. Set a Redis user's password beside it: ACL SETUSER name >password.
+    Grants(GrantsFlags),
     /// Check the configuration, or print what can be configured
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -241,6 +246,7 @@ async fn execute(cli: Cli, settings: &Settings) -> Result<ExitCode> {
             });
         }
         Command::Verify(flags) => return verify(&servers, &flags).await,
+        Command::Grants(flags) => say(&outbox_relay::grants(&flags, &servers.prefix()?)?),
         Command::Status(flags) => status(&servers, &flags).await?,
         Command::Pause { reason } => {
             let fresh = outbox_relay::pause(&servers.postgres()?, &reason).await?;

@@ -3,6 +3,7 @@
 mod address;
 mod operator_queries;
 mod queries;
+mod rights;
 mod row;
 mod session;
 mod target;
@@ -11,6 +12,7 @@ mod verify_queries;
 
 pub(crate) use operator_queries::operator_sql;
 pub(crate) use queries::sql;
+pub(crate) use rights::{inbox_grants, outbox_grants};
 pub(crate) use row::MessageRow;
 pub(crate) use session::{HEARTBEAT, Session};
 pub use target::PostgresTarget;

@@ -4,6 +4,7 @@ mod address;
 mod entry;
 mod marker;
 mod page;
+mod rights;
 mod streams;
 mod target;
 
@@ -16,6 +17,7 @@ use uuid::Uuid;
 
 pub use address::RedisTls;
 pub(crate) use page::{PageWrite, Published, may_be_the_page};
+pub(crate) use rights::{consumer_acl, relay_acl};
 pub use target::RedisTarget;
 
 use self::marker::About;
