@@ -278,6 +278,10 @@ async fn everybody_does_its_work_with_the_rights_that_are_printed() {
         .env("REDIS_URL", estate.redis_url("relay"));
     let status = output(status).await;
     assert!(status[0].contains("second"), "{status:?}");
+    for command in ["pause", "resume"] {
+        let command = Process::builder(relay_binary()).arg(command);
+        output(command.env("DATABASE_URL", estate.url("relay", &estate.shop))).await;
+    }
 
     for relay in [&first, &second] {
         relay.terminate();
@@ -294,6 +298,23 @@ async fn everybody_does_its_work_with_the_rights_that_are_printed() {
     let log = ["ACL", "LOG"].map(str::to_owned);
     let refused = call(&mut estate.admin, &log).await.unwrap();
     assert_eq!(refused, redis::Value::Array(vec![]));
+}
+
+/// A table that a migration adds is not forgotten.
+#[tokio::test]
+async fn each_table_is_somebody_s() {
+    let estate = Estate::open().await;
+    for (database, schema, party) in [
+        (&estate.shop, "outbox", "relay"),
+        (&estate.warehouse, "inbox", "consumer"),
+    ] {
+        let admin = estate.postgres.connect(database).await.unwrap();
+        let sql = "SELECT relname::text FROM pg_class WHERE relnamespace = $1::text::regnamespace AND relkind IN ('r', 'v')
+            AND NOT has_table_privilege($2, oid, 'SELECT')";
+        let rows = admin.query(sql, &[&schema, &estate.role(party)]).await;
+        let forgotten: Vec<String> = rows.unwrap().iter().map(|row| row.get(0)).collect();
+        assert!(forgotten.is_empty(), "{forgotten:?}");
+    }
 }
 
 #[tokio::test]

@@ -160,7 +160,9 @@ impl Error {
                         "check user, password and sslmode (TLS) in --database-url, and pg_hba.conf",
                     ),
                     "3D000" => Some("check the database name in --database-url"),
-                    "42501" => Some("grant the relay's role what it needs, see README"),
+                    "42501" => {
+                        Some("grant the role what it needs: `outbox-relay grants` prints it")
+                    }
                     "3F000" | "42P01" | "42883" | "42703" => Some("run `outbox-relay migrate`"),
                     _ => None,
                 },
@@ -173,9 +175,9 @@ impl Error {
                 RedisFault::Reply(ReplyCode::NoAuth | ReplyCode::WrongPass) => {
                     Some("check user and password in --redis-url")
                 }
-                RedisFault::Reply(ReplyCode::NoPerm) => {
-                    Some("give the relay's Redis user the rights named in README")
-                }
+                RedisFault::Reply(ReplyCode::NoPerm) => Some(
+                    "give the Redis user its rights: `outbox-relay grants --redis` prints them",
+                ),
                 RedisFault::Reply(_) => None,
                 RedisFault::Connection => Some(
                     "check host and port in --redis-url, that Redis runs there, and whether it wants TLS (rediss://)",

@@ -35,6 +35,8 @@ const RELAY_TABLES: &[Right] = &[
     right("outbox.milestones", &["SELECT", "INSERT", "DELETE"]),
     right("outbox.purge", &["SELECT", "UPDATE"]),
     right("outbox.topics", &["SELECT", "INSERT", "UPDATE"]),
+    right("outbox.pause", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
+    right("outbox.redis_losses", &["SELECT", "INSERT", "DELETE"]),
     right("outbox.dead_letters", &["SELECT", "INSERT"]),
     right("outbox.identity", &["SELECT"]),
     right("outbox.schema_version", &["SELECT"]),

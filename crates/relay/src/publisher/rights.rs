@@ -24,7 +24,7 @@ const fn command(rule: &'static str, keys: Keys) -> Command {
     Command { rule, keys }
 }
 
-/// What the relay calls, also inside its scripts.
+/// What the relay calls, also inside its scripts, and what its commands look at: streams, groups and memory.
 pub(crate) const RELAY: &[Command] = &[
     command("ping", Keys::None),
     command("info", Keys::None),
@@ -41,6 +41,10 @@ pub(crate) const RELAY: &[Command] = &[
     command("xrange", Keys::All),
     command("xrevrange", Keys::All),
     command("xinfo|groups", Keys::All),
+    command("xinfo|consumers", Keys::All),
+    command("xpending", Keys::All),
+    command("memory|usage", Keys::All),
+    command("scan", Keys::None),
     command("hgetall", Keys::Relay),
     command("hmget", Keys::Relay),
     command("hset", Keys::Relay),
