@@ -1,5 +1,6 @@
 //! The daemon and its command line.
 
+mod manual;
 mod settings;
 
 use std::path::PathBuf;
@@ -118,6 +119,17 @@ enum Command {
     /// Check the configuration, or print what can be configured
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Print the script that teaches a shell these commands and flags
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, in roff
+    Man {
+        /// Write it and a page for each command into this directory instead
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
 }
 
 #[derive(Subcommand)]
@@ -265,6 +277,17 @@ async fn execute(cli: Cli, settings: &Settings) -> Result<ExitCode> {
         },
         Command::Config(ConfigCommand::Docs) => {
             say(settings::document(&<Cli as clap::CommandFactory>::command()).trim_end());
+        }
+        Command::Completions { shell } => {
+            let script = manual::completions(<Cli as clap::CommandFactory>::command(), shell);
+            say(script.trim_end());
+        }
+        Command::Man { dir } => {
+            let command = <Cli as clap::CommandFactory>::command();
+            match dir {
+                Some(dir) => manual::write_pages(command, &dir)?,
+                None => say(manual::page(command)?.trim_end()),
+            }
         }
         Command::Config(ConfigCommand::Check(flags)) => {
             return settings::check(&servers, *flags, settings).await;

@@ -18,6 +18,7 @@ mod http;
 mod late_commits;
 mod leadership;
 mod limits;
+mod manual;
 mod migrate;
 mod ordering;
 mod outages;
