@@ -19,7 +19,7 @@
 //!    `adopt.rs`: the rest.
 //! 10. `health.rs`, `observer.rs`, `metric_names.rs`, `http.rs`: what the relay says of itself.
 //! 11. `pause.rs`: publishing stops on a person's word; `leader/pausing.rs` is the leader's side of it.
-//!     `dead_letters.rs`, `rewind.rs`: commands for consumer groups.
+//!     `replay.rs`: messages go out again. `dead_letters.rs`, `rewind.rs`: commands for consumer groups.
 //! 12. `trace.rs`: follows one message. `verify.rs`: holds rows, entries and inbox against each other.
 //! 13. `grants.rs`: who needs which rights.
 //!
@@ -48,6 +48,7 @@ mod postgres;
 mod progress;
 mod publisher;
 mod reader;
+mod replay;
 mod rewind;
 mod run;
 mod secret_file;
@@ -70,6 +71,7 @@ pub use migrate::{Migrated, Schema, migrate};
 pub use pause::{Pause, pause, resume};
 pub use postgres::{PostgresTarget, TlsMode, TlsSettings};
 pub use publisher::{RedisTarget, RedisTls};
+pub use replay::{ReplayFlags, Replayed, TopicCount, replay};
 pub use rewind::{RewindFlags, Rewound, Since, rewind};
 pub use run::run;
 pub use status::{

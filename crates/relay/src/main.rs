@@ -1,6 +1,7 @@
 //! The daemon and its command line.
 
 mod manual;
+mod operate;
 mod settings;
 
 use std::path::PathBuf;
@@ -8,11 +9,9 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
-use futures_util::future::{Either, select};
-use outbox_relay::protocol::failure::Meaning;
 use outbox_relay::{
-    Config, DeadLettersCommand, Error, GrantsFlags, InboxFlags, LogFormat, Result, RewindFlags,
-    RunFlags, Schema, ServerFlags, StatusFlags, StatusLooker, TraceFlags, VerifyFlags,
+    Config, DeadLettersCommand, Error, GrantsFlags, InboxFlags, LogFormat, ReplayFlags, Result,
+    RewindFlags, RunFlags, Schema, ServerFlags, StatusFlags, TraceFlags, VerifyFlags,
 };
 
 use self::settings::{Refused, Settings};
@@ -70,7 +69,7 @@ enum Command {
     ///
     /// Holds for every leader, also across restarts and take-overs. Producers notice nothing: their messages wait in the
     /// outbox, and the purge takes none of them. The leader leads on, is ready (`/readyz` names the reason), and goes on
-    /// where it stopped.
+    /// where it stopped. `replay` is not held up.
     Pause {
         /// Why, for whoever finds it paused; up to 1,000 bytes
         #[arg(
@@ -100,6 +99,18 @@ enum Command {
     },
     /// Deliver to a consumer group again what was published since some time; the inbox absorbs what it has applied
     Rewind(RewindFlags),
+    /// Publish messages again that were published before, into their own streams or into another one
+    ///
+    /// A group that has applied a message does nothing when it comes again, since its inbox knows the key: to have a group
+    /// apply anew what it has applied is not what this is for. It is for a group that came too late, for streams that were
+    /// trimmed or lost, and for another stream (--stream). To deliver again what still stands in a stream, `rewind` the
+    /// group. A group that keeps its keys in Redis (RedisInbox) applies again what it has forgotten.
+    ///
+    /// What is replayed stands behind newer messages of its ordering key. Each entry has one more field, `replay`, with the
+    /// name; by that `verify` and the relay's own proofs pass over it. Messages that are not published yet, wait in a gap
+    /// or are held back are left to the relay. Runs with a leader beside it or without, and during a pause. Killed and begun
+    /// again under the same name, it goes on where it stopped, to the message.
+    Replay(Box<ReplayFlags>),
     /// Show where one message is: committed, published, given to a consumer group, applied; and if not, why
     ///
     /// Finds its entry without reading the stream, as long as ids rise in it; one that was committed late is looked for for a
@@ -247,34 +258,14 @@ async fn execute(cli: Cli, settings: &Settings) -> Result<ExitCode> {
             };
             say(&outbox_relay::dead_letters(&database, &command).await?);
         }
-        Command::Rewind(flags) => rewind(&servers, &flags).await?,
-        Command::Trace(flags) => {
-            let (postgres, redis) = (servers.postgres()?, servers.redis()?);
-            let trace = outbox_relay::trace(&postgres, &redis, &servers.prefix()?, &flags).await?;
-            say(&if flags.json {
-                trace.to_json()
-            } else {
-                trace.to_string()
-            });
-        }
-        Command::Verify(flags) => return verify(&servers, &flags).await,
+        Command::Rewind(flags) => operate::rewind(&servers, &flags).await?,
+        Command::Trace(flags) => operate::trace(&servers, &flags).await?,
+        Command::Replay(flags) => operate::replay(&servers, &flags).await?,
+        Command::Verify(flags) => return operate::verify(&servers, &flags).await,
         Command::Grants(flags) => say(&outbox_relay::grants(&flags, &servers.prefix()?)?),
-        Command::Status(flags) => status(&servers, &flags).await?,
-        Command::Pause { reason } => {
-            let fresh = outbox_relay::pause(&servers.postgres()?, &reason).await?;
-            say(if fresh {
-                "paused; the leader stops within its poll interval, and `outbox-relay resume` lets it go on"
-            } else {
-                "was paused already; the reason is replaced"
-            });
-        }
-        Command::Resume => match outbox_relay::resume(&servers.postgres()?).await? {
-            Some(lasted) => say(&format!(
-                "publishing goes on after {}",
-                humantime::format_duration(std::time::Duration::from_secs(lasted.as_secs()))
-            )),
-            None => say("was not paused"),
-        },
+        Command::Status(flags) => operate::status(&servers, &flags).await?,
+        Command::Pause { reason } => operate::pause(&servers, &reason).await?,
+        Command::Resume => operate::resume(&servers).await?,
         Command::Config(ConfigCommand::Docs) => {
             say(settings::document(&<Cli as clap::CommandFactory>::command()).trim_end());
         }
@@ -306,86 +297,6 @@ async fn execute(cli: Cli, settings: &Settings) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-async fn status(servers: &ServerFlags, flags: &StatusFlags) -> Result<()> {
-    let (postgres, redis, prefix) = (servers.postgres()?, servers.redis()?, servers.prefix()?);
-    let interval = flags.interval()?;
-    let mut looker = StatusLooker::new(&postgres, &redis, &prefix, &flags.topics);
-    let mut stop = std::pin::pin!(told_to_stop());
-    let mut looks = 0_u64;
-    loop {
-        let look = std::pin::pin!(looker.look());
-        let look = match select(look, stop.as_mut()).await {
-            Either::Left((look, _)) => look,
-            Either::Right(_) => return Ok(()),
-        };
-        let text = match look {
-            Ok(status) if flags.json => status.to_json(),
-            Ok(status) => status.to_string(),
-            // A server that goes away while somebody watches may come back.
-            Err(error) if looks > 0 && error.meaning() == Meaning::Outage => error.one_line(),
-            Err(error) => return Err(error),
-        };
-        let Some(interval) = interval else {
-            say(&text);
-            return Ok(());
-        };
-        looks += 1;
-        redraw(&text, flags.json);
-        let rest = std::pin::pin!(tokio::time::sleep(interval));
-        if let Either::Right(_) = select(rest, stop.as_mut()).await {
-            return Ok(());
-        }
-    }
-}
-
-/// Puts a text in the place of the one before on a terminal, and behind it elsewhere.
-fn redraw(text: &str, json: bool) {
-    use std::io::IsTerminal;
-    if json {
-        say(text);
-    } else if std::io::stdout().is_terminal() {
-        say(&format!("\x1b[H\x1b[2J{text}"));
-    } else {
-        say(&format!("{text}\n"));
-    }
-}
-
-async fn verify(servers: &ServerFlags, flags: &VerifyFlags) -> Result<ExitCode> {
-    let report = outbox_relay::verify(
-        &servers.postgres()?,
-        &servers.redis()?,
-        &servers.prefix()?,
-        flags,
-    )
-    .await?;
-    say(&if flags.json {
-        report.to_json()
-    } else {
-        report.to_string()
-    });
-    Ok(if report.wrong {
-        ExitCode::from(2)
-    } else {
-        ExitCode::SUCCESS
-    })
-}
-
-async fn rewind(servers: &ServerFlags, flags: &RewindFlags) -> Result<()> {
-    for done in outbox_relay::rewind(&servers.redis()?, &servers.prefix()?, flags).await? {
-        match done.to {
-            Some(to) => say(&format!(
-                "{}: set back from {} to {to}",
-                done.stream, done.from
-            )),
-            None => say(&format!(
-                "{}: stands at {}, which is not later",
-                done.stream, done.from
-            )),
-        }
-    }
-    Ok(())
 }
 
 async fn topics(servers: &ServerFlags, command: TopicsCommand) -> Result<()> {

@@ -214,7 +214,7 @@ pub async fn verify(
         flags,
         range,
         &held,
-        surveyed.entries,
+        (surveyed.entries, surveyed.replayed),
         &streams,
         &found,
     ))
@@ -291,7 +291,7 @@ fn report(
     flags: &VerifyFlags,
     range: IdRange,
     held: &Held,
-    entries: u64,
+    (entries, replayed): (u64, u64),
     streams: &[Stream],
     found: &Tallies,
 ) -> VerifyReport {
@@ -314,6 +314,7 @@ fn report(
         streams: streams.len() as u64,
         rows: found.rows,
         entries,
+        replayed,
         published: found.published,
         not_yet_published: findings(&found.not_yet_published),
         above_cursor: found.above_cursor,

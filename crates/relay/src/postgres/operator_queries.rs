@@ -103,4 +103,42 @@ pub(crate) mod operator_sql {
                        ELSE l.stream = $4::text AND l.entry_id = $5::text END
             LIMIT 1) AS d ON true
         LEFT JOIN inbox.purged AS p ON p.consumer_group = $1::text";
+
+    /// What a replay begins with: which outbox it is, how far it was purged, and for moments ($1, $3: seconds since 1970) or
+    /// times ago ($2, $4: seconds) the bounds in seconds since 1970, and an id up to which all messages began before the
+    /// first of them: they were published before.
+    pub(crate) const REPLAY_BOUNDS: &str = "
+        SELECT (SELECT outbox_id FROM outbox.identity), (SELECT purged_to FROM outbox.purge), b.since, b.until,
+               coalesce((SELECT max(high) FROM outbox.milestones WHERE published_at <= to_timestamp(b.since)), 0)
+        FROM (SELECT coalesce($1::float8, extract(epoch FROM now())::float8 - $2::float8) AS since,
+                     coalesce($3::float8, extract(epoch FROM now())::float8 - $4::float8) AS until) AS b";
+
+    pub(crate) const IDS_OF_KEYS: &str = "
+        SELECT id FROM outbox.messages WHERE message_key = ANY ($1::text[]) ORDER BY id";
+
+    /// Messages of the ids $1 to $2 that pass the filters, as [`sql::PAGE`](super::sql::PAGE) returns rows; $3, $4: limits of
+    /// rows and bytes. Filters that are NULL let all pass. Dead letters were never published.
+    pub(crate) const REPLAY_PAGE: &str = "
+        SELECT false, id, topic, ordering_key, message_key, event_type, created_at, content_type, headers,
+               payload, payload_binary, bytes, total
+        FROM (SELECT m.*, sum(m.bytes) OVER (ORDER BY m.id ROWS UNBOUNDED PRECEDING) AS total
+              FROM outbox.messages AS m
+              WHERE m.id BETWEEN $1::bigint AND $2::bigint
+                AND ($5::text[] IS NULL OR m.topic = ANY ($5)) AND ($6::text IS NULL OR m.ordering_key = $6)
+                AND ($7::float8 IS NULL OR m.created_at >= to_timestamp($7))
+                AND ($8::float8 IS NULL OR m.created_at < to_timestamp($8))
+                AND NOT EXISTS (SELECT FROM outbox.dead_letters AS d WHERE d.id = m.id)
+              ORDER BY m.id LIMIT $3::bigint) AS q
+        WHERE total - bytes < $4::bigint";
+
+    /// The same messages of a range of ids, counted for each topic.
+    pub(crate) const REPLAY_COUNTS: &str = "
+        SELECT m.topic, count(*), sum(m.bytes)::bigint, min(m.id), max(m.id)
+        FROM outbox.messages AS m
+        WHERE m.id BETWEEN $1::bigint AND $2::bigint
+          AND ($3::text[] IS NULL OR m.topic = ANY ($3)) AND ($4::text IS NULL OR m.ordering_key = $4)
+          AND ($5::float8 IS NULL OR m.created_at >= to_timestamp($5))
+          AND ($6::float8 IS NULL OR m.created_at < to_timestamp($6))
+          AND NOT EXISTS (SELECT FROM outbox.dead_letters AS d WHERE d.id = m.id)
+        GROUP BY m.topic";
 }

@@ -130,7 +130,7 @@ fn digit(value: u64) -> u8 {
 }
 
 /// RFC 3339 in UTC with microseconds. The table's check keeps the year within four digits.
-fn created_at(us: i64) -> [u8; 27] {
+pub(super) fn created_at(us: i64) -> [u8; 27] {
     let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(us) * 1_000)
         .expect("outbox.messages checks that the year has four digits");
     let mut text = *b"0000-00-00T00:00:00.000000Z";

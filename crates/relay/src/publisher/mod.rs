@@ -4,6 +4,7 @@ mod address;
 mod entry;
 mod marker;
 mod page;
+mod replay;
 mod rights;
 mod streams;
 mod target;
@@ -17,6 +18,7 @@ use uuid::Uuid;
 
 pub use address::RedisTls;
 pub(crate) use page::{PageWrite, Published, may_be_the_page};
+pub(crate) use replay::{REPLAY_FIELD, ReplayProgress, ReplayStep, Replayer, Stepped};
 pub(crate) use rights::{consumer_acl, relay_acl};
 pub use target::RedisTarget;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::AsyncCommands;
 
-use super::Publisher;
+use super::{Publisher, REPLAY_FIELD};
 use crate::error::{Error, Result, redis_fault};
 use crate::protocol::failure::{RedisFault, ReplyCode};
 
@@ -90,7 +90,8 @@ impl Publisher {
             };
             from = format!("({}", last.id);
             seen += entries.len();
-            for entry in &entries {
+            // What was published again on a person's word proves nothing of what the relay published.
+            for entry in entries.iter().filter(|e| !e.contains_key(REPLAY_FIELD)) {
                 let id = entry.get::<i64>("id").filter(|id| wanted(*id));
                 if let (Some(id), Some(key)) = (id, entry.get::<String>("message_key")) {
                     found.insert(id, key);

@@ -85,7 +85,8 @@ async fn halve(
         let middle = low + (high - low) / 2;
         let to = to_ms.to_string();
         let (_, seen) = reader.page(stream, &middle.to_string(), &to, 1, "").await?;
-        match seen.first().and_then(|seen| seen.id) {
+        let published = seen.first().filter(|seen| !seen.replayed);
+        match published.and_then(|seen| seen.id) {
             // What stands there begins later than the middle, which spares the way.
             Some(below) if below < id => low = seen[0].entry.0.max(middle) + 1,
             _ => high = middle,
@@ -114,7 +115,7 @@ async fn forward(
         };
         *read += page.len() as u64;
         let is_it = |seen: &&crate::verify::streams::Seen| {
-            seen.id == Some(wanted.id) && seen.message_key == wanted.message_key
+            !seen.replayed && seen.id == Some(wanted.id) && seen.message_key == wanted.message_key
         };
         if let Some(seen) = page.iter().find(is_it) {
             return Ok((Some(seen.entry), true));

@@ -63,7 +63,7 @@ impl Recheck<'_> {
                     .await?;
                 let Some(last) = page.last() else { break };
                 from = format!("({}", last.entry);
-                for seen in page {
+                for seen in page.into_iter().filter(|seen| !seen.replayed) {
                     if let Some(id) = seen.id {
                         wanted.remove(&(id, seen.message_key));
                     }

@@ -24,6 +24,8 @@ pub struct VerifyReport {
     pub rows: u64,
     /// Stream entries of the range.
     pub entries: u64,
+    /// Entries that `outbox-relay replay` added to these streams; they are held against nothing.
+    pub replayed: u64,
     /// Rows that have an entry.
     pub published: u64,
     /// Rows that the cursor had not passed when the run began; no finding unless asked for with `complete`.
@@ -197,6 +199,9 @@ impl VerifyReport {
             "entries             {} in {} streams",
             self.entries, self.streams
         )?;
+        if self.replayed > 0 {
+            writeln!(out, "replayed            {}", self.replayed)?;
+        }
         writeln!(out, "published           {}", self.published)?;
         writeln!(
             out,

@@ -6,7 +6,7 @@ use crate::checkpoint;
 use crate::error::{Error, Result};
 use crate::postgres::Session;
 use crate::protocol::cursor::Cursor;
-use crate::protocol::layout::{hold_name, streams_of};
+use crate::protocol::layout::{Layout, hold_name, streams_of};
 use crate::protocol::place::Place;
 use crate::protocol::start::{MarkerFound, Refusal};
 use crate::publisher::Publisher;
@@ -51,6 +51,30 @@ impl Sent {
                 place: checkpoint::read(session).await?,
             }),
         }
+    }
+
+    /// What a place says.
+    pub(crate) fn at(place: Place) -> Self {
+        Sent { place: Some(place) }
+    }
+
+    /// The place, if anything was ever published.
+    pub(crate) fn place(&self) -> Option<&Place> {
+        self.place.as_ref()
+    }
+
+    /// The same.
+    pub(crate) fn into_place(self) -> Option<Place> {
+        self.place
+    }
+
+    /// How a topic is spread over streams, as the marker writes it; empty where it does not.
+    pub(crate) fn layout(&self, topic: &str) -> String {
+        let layout = self
+            .place
+            .as_ref()
+            .and_then(|place| place.layouts.get(topic));
+        layout.map_or(String::new(), Layout::encode)
     }
 
     /// Where an id lies.

@@ -39,6 +39,8 @@ pub(crate) struct Seen {
     ordering_key: Vec<u8>,
     /// Given to a member of the group that was asked about, and not acknowledged.
     pub(crate) pending: bool,
+    /// `outbox-relay replay` added it.
+    pub(crate) replayed: bool,
 }
 
 /// What is read of the streams, and for whom.
@@ -55,6 +57,8 @@ pub(super) struct Surveyed {
     pub(super) by_id: Spill,
     /// Entries of the range.
     pub(super) entries: u64,
+    /// Entries that a replay added, of the range or not.
+    pub(super) replayed: u64,
     /// Entries that are no messages.
     pub(super) malformed: Tally,
 }
@@ -113,6 +117,7 @@ impl Reader {
         let mut done = Surveyed {
             by_id: Spill::new(),
             entries: 0,
+            replayed: 0,
             malformed: Tally::default(),
         };
         let mut by_key = Spill::new();
@@ -136,6 +141,10 @@ impl Reader {
                 from = format!("({}", last.entry);
                 read += page.len() as u64;
                 for seen in page {
+                    if seen.replayed {
+                        done.replayed += 1;
+                        continue;
+                    }
                     let Some(id) = seen.id.filter(|_| !seen.message_key.is_empty()) else {
                         done.malformed.add(|| Suspect {
                             stream: Some(index),
@@ -170,8 +179,7 @@ impl Reader {
         }
         // Only now: it may have been trimmed while it was read.
         for stream in streams.iter_mut() {
-            let (_, first) = self.page(&stream.name, "-", "+", 1, "").await?;
-            stream.begins_with = match first.first() {
+            stream.begins_with = match self.first_published(&stream.name).await? {
                 Some(first) => first.id.unwrap_or(i64::MIN),
                 None => i64::MAX,
             };
@@ -192,7 +200,7 @@ impl Reader {
         count: usize,
         group: &str,
     ) -> Result<(Option<EntryId>, Vec<Seen>)> {
-        type Fields = (String, Vec<u8>, Vec<u8>, Vec<u8>, u8);
+        type Fields = (String, Vec<u8>, Vec<u8>, Vec<u8>, u8, u8);
         let mut call = self.script.prepare_invoke();
         call.key(stream).arg(from).arg(to).arg(count).arg(group);
         let (given, found): (String, Vec<Fields>) = call
@@ -202,15 +210,31 @@ impl Reader {
             doing: "read a stream",
             source,
         })?;
-        let seen = |(entry, id, message_key, ordering_key, pending): Fields| Seen {
+        let seen = |(entry, id, message_key, ordering_key, pending, replayed): Fields| Seen {
             entry: EntryId::parse(&entry),
             id: std::str::from_utf8(&id).ok().and_then(|id| id.parse().ok()),
             message_key,
             ordering_key,
             pending: pending == 1,
+            replayed: replayed == 1,
         };
         let given = (!given.is_empty()).then(|| EntryId::parse(&given));
         Ok((given, found.into_iter().map(seen).collect()))
+    }
+
+    /// The first entry that no replay added.
+    async fn first_published(&mut self, stream: &str) -> Result<Option<Seen>> {
+        let (mut from, mut count) = ("-".to_owned(), 1);
+        loop {
+            let (_, page) = self.page(stream, &from, "+", count, "").await?;
+            let Some(last) = page.last() else {
+                return Ok(None);
+            };
+            (from, count) = (format!("({}", last.entry), CHUNK);
+            if let Some(first) = page.into_iter().find(|seen| !seen.replayed) {
+                return Ok(Some(first));
+            }
+        }
     }
 
     /// An entry, if it is still there.

@@ -3,7 +3,7 @@
 --
 -- KEYS: the stream. ARGV: first entry, last entry, entries at the most, the group or ''.
 -- Returns the last entry that the group was given ('' where there is no such group), and for each entry: its
--- entry id, id, message key, ordering key (tagged; a long one as its hash) and 1 if it is pending.
+-- entry id, id, message key, ordering key (tagged; a long one as its hash), 1 if it is pending, and 1 if a replay added it.
 
 local STEP = 10               -- entries looked at in one go: a payload has up to 8 MiB
 local BYTES_MAX = 4194304     -- payload after which a call ends
@@ -44,7 +44,7 @@ while left > 0 and bytes < BYTES_MAX do
     else
       ordering = '#' .. redis.sha1hex(ordering)
     end
-    found[#found + 1] = {entry[1], id, key, ordering, 0}
+    found[#found + 1] = {entry[1], id, key, ordering, 0, seen['replay'] and 1 or 0}
   end
   if #entries < count then break end
   start = '(' .. entries[count][1]

@@ -5,13 +5,14 @@ use outbox_testkit::{Output, Postgres, Process, Redis, relay_binary};
 use crate::support::{DEADLINE, Outbox};
 
 /// Commands, with what each needs at least; those that need Redis come first.
-const COMMANDS: [&[&str]; 4] = [
+const COMMANDS: [&[&str]; 5] = [
+    &["replay", "--name", "again", "--all"],
     &["status"],
     &["trace", "row"],
     &["pause", "--reason", "a test"],
     &["resume"],
 ];
-const NEED_REDIS: usize = 2;
+const NEED_REDIS: usize = 3;
 
 /// What a command said, and its exit code.
 #[derive(Debug)]

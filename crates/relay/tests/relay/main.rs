@@ -29,6 +29,7 @@ mod payloads;
 mod plans;
 mod purge;
 mod refusals;
+mod replay;
 mod several_hosts;
 mod start_table;
 mod status;
