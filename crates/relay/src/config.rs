@@ -34,6 +34,9 @@ pub struct ServerFlags {
     pub database_url_file: Option<PathBuf>,
 
     /// Redis, as redis://user:password@host:port/db, or rediss:// for TLS
+    ///
+    /// With sentinels: redis+sentinel://user:password@host1:26379,host2:26379/NAME/db (rediss+sentinel:// for TLS), where NAME
+    /// is the primary's; behind a ? may stand sentinel_user and sentinel_password. Of a cluster, any node.
     #[arg(
         long,
         env = "REDIS_URL",
@@ -78,7 +81,7 @@ pub struct ServerFlags {
     )]
     pub redis_key_file: Option<PathBuf>,
 
-    /// Name of a stream is this prefix and the topic
+    /// Name of a stream is this prefix and the topic; for a cluster with a hash tag, as {shop}:
     #[arg(
         long,
         env = "OUTBOX_STREAM_PREFIX",
@@ -245,7 +248,7 @@ impl ServerFlags {
             client_cert: self.redis_cert_file.clone(),
             client_key: self.redis_key_file.clone(),
         };
-        match (&self.redis_url, &self.redis_url_file) {
+        let target = match (&self.redis_url, &self.redis_url_file) {
             (Some(url), None) => RedisTarget::parse(url, tls()),
             (None, Some(file)) => RedisTarget::from_file(file, tls()),
             (Some(_), Some(_)) => Err(given_twice("--redis-url-file", "--redis-url")),
@@ -253,7 +256,8 @@ impl ServerFlags {
                 field: "--redis-url",
                 problem: "is missing; give it, or set REDIS_URL, e.g. redis://host:6379".into(),
             }),
-        }
+        };
+        Ok(target?.for_prefix(&self.prefix()?))
     }
 
     /// The prefix of all keys.

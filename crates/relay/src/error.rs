@@ -66,6 +66,9 @@ pub enum Error {
     /// The start table refuses to go on.
     #[error("{}", describe_refusal(.0))]
     Refused(Refusal),
+    /// Redis was asked for as a primary and is a replica: a failover is under way.
+    #[error("Redis at {0} is a replica, although a sentinel names it as the primary")]
+    Replica(String),
     /// Another relay leads: the marker is no longer ours.
     #[error(
         "the marker in Redis is at epoch {epoch}, page {page}, and not where this relay left it"
@@ -97,6 +100,7 @@ impl Error {
             Error::Postgres { source, .. } => failure::of_postgres(postgres_fault(source)),
             Error::Redis { source, .. } => failure::of_redis(redis_fault(source)),
             Error::Timeout { .. }
+            | Error::Replica(_)
             | Error::Moved { .. }
             | Error::HistoryChanged(_)
             | Error::Yielded(_)
@@ -117,16 +121,25 @@ impl Error {
                     server: "Redis",
                     ..
                 }
+                | Error::Replica(_)
                 | Error::Moved { .. }
         )
     }
 
-    /// Whether Redis answered with an error, so that the connection is as good as before.
+    /// Whether Redis answered with an error, so that the connection is as good as before. A server that is not the one to
+    /// write to any more is left: the address is resolved anew.
     pub(crate) fn is_reply(&self) -> bool {
         match self {
             Error::Redis { source, .. } => {
                 !source.is_unrecoverable_error()
-                    && matches!(redis_fault(source), RedisFault::Reply(code) if code != ReplyCode::Err)
+                    && matches!(redis_fault(source), RedisFault::Reply(code) if !matches!(
+                        code,
+                        ReplyCode::Err
+                            | ReplyCode::Moved
+                            | ReplyCode::ReadOnly
+                            | ReplyCode::MasterDown
+                            | ReplyCode::ClusterDown
+                    ))
             }
             Error::Moved { .. } | Error::HistoryChanged(_) => true,
             _ => false,

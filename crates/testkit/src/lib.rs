@@ -3,7 +3,8 @@
 //!
 //! The files in reading order:
 //!
-//! 1. `postgres/` and `redis/`: the servers. `builder` is the set-up, `faults` what can happen to one.
+//! 1. `postgres/` and `redis/`: the servers. `builder` is the set-up, `faults` what can happen to one, `cluster` and
+//!    `sentinels` several of Redis together.
 //! 2. `proxy/`: the network between them. `hold` stops it at a chosen request, `link` is one connection, `frames` the
 //!    Postgres protocol as far as that needs it.
 //! 3. `process.rs`, `relay.rs`: the programs under test.
@@ -62,7 +63,7 @@ pub use crate::{
     postgres::{Postgres, PostgresBuilder, Shutdown, StandbyBuilder},
     process::{Output, Process, ProcessBuilder},
     proxy::{Direction, Hold, Matcher, Proxy},
-    redis::{Fsync, Keys, Persistence, Redis, RedisBuilder},
+    redis::{Fsync, Keys, Persistence, Redis, RedisBuilder, RedisCluster, Sentinels},
     relay::{RelayStep, find_relay_binary, relay, relay_binary},
     snapshot::Snapshot,
     wait::{Probe, eventually},

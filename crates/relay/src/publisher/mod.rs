@@ -1,11 +1,13 @@
 //! The only place that talks to Redis: the marker, the pages, and the tails of the streams.
 
 mod address;
+mod cluster;
 mod entry;
 mod marker;
 mod page;
 mod replay;
 mod rights;
+mod sentinel;
 mod streams;
 mod target;
 
@@ -76,12 +78,12 @@ impl Publisher {
             take: Script::new(TAKE_LUA),
             leadership: Uuid::nil(),
         };
-        publisher.check_server().await?;
+        publisher.check_server(prefix).await?;
         publisher.load_scripts().await?;
         Ok(publisher)
     }
 
-    async fn check_server(&mut self) -> Result<()> {
+    async fn check_server(&mut self, prefix: &str) -> Result<()> {
         let info: String = redis::cmd("INFO")
             .query_async(&mut self.connection)
             .await
@@ -114,10 +116,7 @@ impl Publisher {
             );
         }
         if value("cluster_enabled") == "1" {
-            return setup(
-                "this Redis runs in cluster mode, which the relay does not support".into(),
-                "use a Redis without cluster mode",
-            );
+            cluster::check_prefix(prefix)?;
         }
         let policy = value("maxmemory_policy");
         if !policy.is_empty() && policy != "noeviction" {

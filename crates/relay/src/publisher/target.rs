@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client};
 use secrecy::SecretString;
 
 use super::address::{Address, RedisTls};
+use super::{cluster, keys, sentinel};
 use crate::error::{Error, Result, redis_fault};
 use crate::protocol::failure::RedisFault;
 use crate::secret_file::read_secret;
@@ -19,6 +20,8 @@ pub struct RedisTarget {
     address: Address,
     /// Where it is read anew for each connection, with the settings of TLS that it is read with.
     file: Option<(PathBuf, RedisTls)>,
+    /// The key whose slot is looked for in a cluster.
+    marker_key: String,
 }
 
 impl std::fmt::Debug for RedisTarget {
@@ -38,6 +41,7 @@ impl RedisTarget {
         Ok(RedisTarget {
             address: Address::parse("--redis-url", url, &tls)?,
             file: None,
+            marker_key: keys("").0,
         })
     }
 
@@ -51,7 +55,15 @@ impl RedisTarget {
         Ok(RedisTarget {
             address: read(file, &tls)?,
             file: Some((file.to_owned(), tls)),
+            marker_key: keys("").0,
         })
+    }
+
+    /// The same for the outbox with this prefix: in a cluster, connections then lead to the node that owns its keys.
+    #[must_use]
+    pub fn for_prefix(mut self, prefix: &str) -> Self {
+        self.marker_key = keys(prefix).0;
+        self
     }
 
     /// Host and port, for logs.
@@ -59,16 +71,32 @@ impl RedisTarget {
         self.address.describe()
     }
 
-    /// Opens a connection whose calls take `limit` at the most. The address is resolved anew.
+    /// Opens a connection whose calls take `limit` at the most. The address is resolved anew, sentinels are asked for the
+    /// primary, and in a cluster the node is looked for that owns the keys.
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`], [`Error::Tls`], or [`Error::Config`] for a file that cannot be read.
+    /// [`Error::Redis`], [`Error::Replica`], [`Error::Tls`], [`Error::Setup`] for sentinels that know no such primary, or
+    /// [`Error::Config`] for a file that cannot be read.
     pub(crate) async fn connect(&self, limit: Duration) -> Result<MultiplexedConnection> {
         let anew = self.file.as_ref().map(|(file, tls)| read(file, tls));
         let anew = anew.transpose()?;
         let address = anew.as_ref().unwrap_or(&self.address);
-        open(address, limit).await
+        if let Some(sentinels) = &address.sentinels {
+            return sentinel::connect(address, sentinels, limit).await;
+        }
+        let with_tls = address.is_with_tls();
+        let mut connection = open(address.client()?, with_tls, limit).await?;
+        let Some(mut place) = address.place() else {
+            return Ok(connection);
+        };
+        for _ in 0..cluster::REDIRECTIONS_MAX {
+            let owner = cluster::owner_elsewhere(&mut connection, &place, &self.marker_key).await;
+            let Some(owner) = owner else { break };
+            connection = open(address.client_at(&owner)?, with_tls, limit).await?;
+            place = owner;
+        }
+        Ok(connection)
     }
 }
 
@@ -77,12 +105,16 @@ fn read(file: &Path, tls: &RedisTls) -> Result<Address> {
     Address::parse(field, &read_secret(field, file)?, tls)
 }
 
-async fn open(address: &Address, limit: Duration) -> Result<MultiplexedConnection> {
+/// Opens a connection to one server.
+pub(super) async fn open(
+    client: Client,
+    with_tls: bool,
+    limit: Duration,
+) -> Result<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(limit.min(Duration::from_secs(5))))
         .set_response_timeout(Some(limit));
-    address
-        .client()?
+    client
         .get_multiplexed_async_connection_with_config(&config)
         .await
         .map_err(|source| match redis_fault(&source) {
@@ -91,12 +123,10 @@ async fn open(address: &Address, limit: Duration) -> Result<MultiplexedConnectio
                 problem: format!("{source}; check --redis-tls-mode and --redis-ca-file"),
             },
             // A port without TLS says nothing to a handshake, as one that is frozen does.
-            RedisFault::Connection | RedisFault::Reply(_) if address.is_with_tls() => {
-                Error::Redis {
-                    doing: "connect with TLS",
-                    source,
-                }
-            }
+            RedisFault::Connection | RedisFault::Reply(_) if with_tls => Error::Redis {
+                doing: "connect with TLS",
+                source,
+            },
             RedisFault::Connection | RedisFault::Reply(_) => Error::Redis {
                 doing: "connect",
                 source,

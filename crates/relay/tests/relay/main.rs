@@ -28,6 +28,8 @@ mod pause;
 mod payloads;
 mod plans;
 mod purge;
+mod redis_cluster;
+mod redis_sentinel;
 mod refusals;
 mod replay;
 mod several_hosts;

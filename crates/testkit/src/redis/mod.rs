@@ -1,7 +1,9 @@
 //! A real Redis server on a private port, with everything that can happen to one.
 
+mod cluster;
 mod faults;
 mod replica;
+mod sentinels;
 mod snapshot;
 
 use std::{
@@ -12,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use self::snapshot::Keys;
+pub use self::{cluster::RedisCluster, sentinels::Sentinels, snapshot::Keys};
 
 use ::redis::{AsyncConnectionConfig, Client, aio::MultiplexedConnection};
 
