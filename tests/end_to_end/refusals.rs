@@ -109,7 +109,7 @@ struct Shop {
 impl Shop {
     async fn open() -> Self {
         let world = World::open().await;
-        let relay = world.relay();
+        let relay = world.relay_without_ceiling();
         let consumer = world.consumer();
         let mut cashier = world.cashier().await;
         let redis = world.redis.connect().await.unwrap();

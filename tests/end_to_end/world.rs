@@ -69,6 +69,14 @@ impl World {
             .unwrap()
     }
 
+    /// The same, for a test of what Redis refuses when it is full: nothing pauses before.
+    pub(crate) fn relay_without_ceiling(&self) -> Process {
+        outbox_testkit::relay(&self.shop_url, &self.redis.url())
+            .args(["--redis-memory-ceiling", "0"])
+            .spawn()
+            .unwrap()
+    }
+
     /// A consumer that writes one effect for each message.
     pub(crate) fn consumer(&self) -> Running {
         self.consumer_with(ship)

@@ -138,6 +138,29 @@ pub struct RunFlags {
     #[arg(long, env = "OUTBOX_RETENTION", default_value = "3d", value_parser = humantime::parse_duration, value_name = "TIME")]
     pub retention: Duration,
 
+    /// How long an entry stays in its stream at least, 1s to 10 years; 0 means that streams are never trimmed
+    ///
+    /// Older entries are trimmed once every group of the stream has acknowledged them. A stream without a group is not
+    /// trimmed.
+    #[arg(long, env = "OUTBOX_STREAM_MAX_AGE", default_value = "3d", value_parser = humantime::parse_duration, value_name = "TIME")]
+    pub stream_max_age: Duration,
+
+    /// Percent of Redis' maxmemory at which publishing pauses until there is room again, 1 to 100; 0 means never
+    #[arg(
+        long,
+        env = "OUTBOX_REDIS_MEMORY_CEILING",
+        default_value_t = 90,
+        value_name = "PERCENT"
+    )]
+    pub redis_memory_ceiling: u32,
+
+    /// Keep published messages in the outbox until this consumer group has acknowledged them; may be given several times
+    ///
+    /// GROUP is held to every stream, GROUP=TOPIC,TOPIC to those of these topics. While a stream lacks the group, nothing is
+    /// purged.
+    #[arg(long, env = "OUTBOX_HOLD_UNTIL_ACKED", value_delimiter = ' ', value_parser = Hold::parse, value_name = "GROUP")]
+    pub hold_until_acked: Vec<Hold>,
+
     /// What to do when Redis comes back without marker and streams
     #[arg(long, env = "OUTBOX_ON_REDIS_LOSS", default_value = "replay")]
     pub on_redis_loss: OnRedisLossFlag,
@@ -176,6 +199,32 @@ pub struct RunFlags {
     pub start_timeout: Duration,
 }
 
+/// A consumer group that must have acknowledged a message before it is purged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// Its name.
+    pub group: String,
+    /// The topics that it reads; all where there are none.
+    pub topics: Vec<String>,
+}
+
+impl Hold {
+    /// Reads `GROUP` or `GROUP=TOPIC,TOPIC`.
+    fn parse(text: &str) -> std::result::Result<Self, String> {
+        let (group, topics) = match text.rsplit_once('=') {
+            Some((group, topics)) => (group, topics.split(',').map(str::to_owned).collect()),
+            None => (text, Vec::new()),
+        };
+        if group.is_empty() || topics.iter().any(String::is_empty) {
+            return Err("use GROUP, or GROUP=TOPIC,TOPIC".to_owned());
+        }
+        Ok(Hold {
+            group: group.to_owned(),
+            topics,
+        })
+    }
+}
+
 /// Checked settings of [`crate::run`].
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -197,6 +246,12 @@ pub struct Config {
     pub checkpoint_interval: Duration,
     /// How long published messages are kept.
     pub retention: Duration,
+    /// How long an entry stays in its stream at least; none means that streams are never trimmed.
+    pub stream_max_age: Option<Duration>,
+    /// Percent of Redis' `maxmemory` at which publishing pauses; none is no ceiling.
+    pub redis_memory_ceiling: Option<u32>,
+    /// Groups that must have acknowledged a message before it is purged.
+    pub hold_until_acked: Vec<Hold>,
     /// What to do when Redis comes back empty.
     pub on_redis_loss: OnRedisLoss,
     /// Messages per second while replaying; none is no limit.
@@ -302,6 +357,11 @@ impl Config {
             second,
             3_650 * 86_400 * second,
         )?;
+        let longest = 3_650 * 86_400 * second;
+        if !run.stream_max_age.is_zero() {
+            bounded_time("--stream-max-age", run.stream_max_age, second, longest)?;
+        }
+        bounded("--redis-memory-ceiling", run.redis_memory_ceiling, 0, 100)?;
         bounded_time("--redis-timeout", run.redis_timeout, 100 * ms, 60 * second)?;
         bounded_time(
             "--postgres-timeout",
@@ -339,6 +399,10 @@ impl Config {
             poll_interval: run.poll_interval,
             checkpoint_interval: run.checkpoint_interval,
             retention: run.retention,
+            stream_max_age: (!run.stream_max_age.is_zero()).then_some(run.stream_max_age),
+            redis_memory_ceiling: (run.redis_memory_ceiling > 0)
+                .then_some(run.redis_memory_ceiling),
+            hold_until_acked: run.hold_until_acked,
             on_redis_loss: match run.on_redis_loss {
                 OnRedisLossFlag::Replay => OnRedisLoss::Replay,
                 OnRedisLossFlag::Resume => OnRedisLoss::Resume,

@@ -53,6 +53,8 @@ pub(crate) enum Note {
     Blocked,
     /// So many ids wait for an open transaction that nothing newer is read.
     GapBound,
+    /// Redis' memory is at the ceiling.
+    RedisFull,
 }
 
 /// An answer for `/readyz`.

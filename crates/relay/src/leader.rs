@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use self::duties::CHECK_INTERVAL;
+use crate::caretaker::Caretaker;
 use crate::config::Config;
 use crate::error::Result;
 use crate::health::Phase;
@@ -37,6 +38,7 @@ struct Leader<'c> {
     progress: Progress,
     replay_until: i64,
     purge: watch::Sender<i64>,
+    caretaker: Caretaker,
     checkpoint_at: Instant,
     check_at: Instant,
     milestone_at: Instant,
@@ -89,6 +91,7 @@ pub(crate) async fn lead(
         progress,
         replay_until,
         purge,
+        caretaker: Caretaker::start(config),
         checkpoint_at: now + config.checkpoint_interval,
         check_at: now + CHECK_INTERVAL,
         milestone_at: now,
@@ -126,6 +129,9 @@ impl Leader<'_> {
     async fn turn(&mut self, page: &mut Page) -> Result<()> {
         if self.is_paused(page).await? {
             return Ok(());
+        }
+        if self.caretaker.redis_is_full() {
+            return self.wait_for_room().await;
         }
         if page.is_empty() && !page.more {
             // Sleep, or read again after a page that was not full.

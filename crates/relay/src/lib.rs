@@ -13,7 +13,7 @@
 //!    Postgres.
 //! 5. `publisher/`: all that is said to Redis. `page.lua` is where a message becomes published.
 //! 6. `takeover.rs`: what to go on from; `protocol/start.rs` decides it.
-//! 7. `janitor.rs`: the purge.
+//! 7. `janitor.rs`: the purge. `caretaker.rs`: trims the streams and watches the memory of Redis.
 //! 8. `postgres/`: where Postgres is, TLS, the session, and all SQL.
 //! 9. `config.rs`, `secret_file.rs`, `config_check.rs`, `error.rs`, `backoff.rs`, `telemetry.rs`, `migrate.rs`, `status.rs`, `topics.rs`,
 //!    `adopt.rs`: the rest.
@@ -30,6 +30,7 @@ pub mod protocol;
 
 mod adopt;
 mod backoff;
+mod caretaker;
 mod checkpoint;
 mod config;
 mod config_check;
@@ -60,7 +61,7 @@ mod trace;
 mod verify;
 
 pub use adopt::adopt;
-pub use config::{Config, OnRedisLossFlag, RunFlags, ServerFlags};
+pub use config::{Config, Hold, OnRedisLossFlag, RunFlags, ServerFlags};
 pub use config_check::{ServersChecked, check_servers};
 pub use dead_letters::{DeadLettersCommand, InboxFlags, LetterChoice, LetterFilter, dead_letters};
 pub use error::{Error, Result};

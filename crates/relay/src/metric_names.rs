@@ -81,4 +81,14 @@ metrics! {
     counter UNRECOVERABLE = "outbox_relay_unrecoverable_losses_total";
     /// Published messages that the purge deleted.
     counter PURGED = "outbox_relay_purged_messages_total";
+    /// Entries that were trimmed from streams.
+    counter TRIMMED = "outbox_relay_trimmed_entries_total";
+    /// Streams that are not trimmed for lack of a group, though their first entry is past --stream-max-age; 0 where it is 0.
+    gauge STREAMS_WITHOUT_GROUP = "outbox_relay_streams_without_group";
+    /// Part of Redis' maxmemory that is used, as the leader sees it, 0 to 1; 0 without a limit.
+    gauge REDIS_MEMORY = "outbox_relay_redis_memory_ratio";
+    /// 1 while publishing is paused because Redis is at --redis-memory-ceiling, else 0.
+    gauge PAUSED_FOR_MEMORY = "outbox_relay_paused_for_memory";
+    /// Id up to which the groups of --hold-until-acked have acknowledged everything; rows above it stay. Only with that flag.
+    gauge HOLD_FLOOR = "outbox_relay_hold_floor_id";
 }

@@ -12,7 +12,7 @@ use crate::postgres::{MessageRow, Session, sql};
 use crate::protocol::cursor::Step;
 use crate::protocol::layout::{hold_name, partition, stream_name, streams_of};
 use crate::protocol::place::{Blocked, Place, Suspect};
-use crate::publisher::{PageWrite, Published, Publisher};
+use crate::publisher::{PageWrite, Published, Publisher, tail_from_ms};
 use crate::reader::Page;
 
 /// Entries of one stream's tail that are compared with suspect rows, at the most.
@@ -208,6 +208,13 @@ impl Progress {
     /// Goes on with messages set aside before.
     pub(crate) fn keep_set_aside(&mut self, set_aside: HashSet<i64>) {
         self.set_aside = set_aside;
+    }
+
+    /// Entries from this time of Redis' clock on, in milliseconds, may be looked for by a take-over: those that were
+    /// published after the last checkpoint, and those that suspect rows are compared with.
+    pub(crate) fn proofs_from_ms(&self) -> i64 {
+        let suspects = self.suspect.map(|s| tail_from_ms(s.since_ms));
+        suspects.map_or(self.place.redis_ms, |ms| ms.min(self.place.redis_ms))
     }
 
     /// Whether something was published since the last checkpoint.

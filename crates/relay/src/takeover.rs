@@ -14,7 +14,7 @@ use crate::protocol::cursor::Cursor;
 use crate::protocol::layout::streams_of;
 use crate::protocol::place::{Blocked, Place};
 use crate::protocol::start::{self, Case, Facts, MarkerFound, Plan};
-use crate::publisher::Publisher;
+use crate::publisher::{Kept, Publisher};
 
 /// How often the marker may change between being read and being taken, before that counts as an error.
 const TRIES_MAX: usize = 3;
@@ -66,7 +66,10 @@ async fn try_take_over(
             facts.outbox_id,
             &place,
             plan.suspect,
-            config.retention,
+            Kept {
+                retention: config.retention,
+                stream_max_age: config.stream_max_age,
+            },
         )
         .await?;
     // Only now: during an outage every try would say that it leads.

@@ -84,7 +84,7 @@ pub async fn trace(
         .await?
         .map(|row| found(&row));
     let mut publisher = Publisher::connect(redis, prefix, LIMIT).await?;
-    let mut reader = Reader::connect(redis).await?;
+    let mut reader = Reader::connect(redis, prefix).await?;
     let mut trace = Trace {
         message_key: flags.message_key.clone(),
         ..Trace::default()

@@ -154,7 +154,7 @@ pub async fn verify(
         None => None,
     };
     let mut publisher = Publisher::connect(redis, prefix, LIMIT).await?;
-    let mut reader = Reader::connect(redis).await?;
+    let mut reader = Reader::connect(redis, prefix).await?;
 
     let held = held(&session).await?;
     let (range, since) = range(&session, flags, &held).await?;

@@ -8,7 +8,7 @@ use crate::{
     Result, Scenario, Stage,
     evidence::Column,
     scenario::{Naive, Shows},
-    stage::{DEADLINE, until},
+    stage::{DEADLINE, Setting, until},
 };
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -19,6 +19,10 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         Shows::Harm(Column::DoubledInStream),
         |stage| Box::pin(full(stage)),
     )
+    .setting(Setting {
+        relay: &["--redis-memory-ceiling", "0"], // it would pause before Redis refuses
+        ..Setting::USUAL
+    })
     .repeatable(),
     Scenario::new(
         4,

@@ -21,6 +21,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario::new(
 .carriers(2)
 .consumers(2)
 .setting(Setting {
+    relay: &["--redis-memory-ceiling", "0"], // one of the faults is a Redis that refuses because it is full
     shop: &["--per-second", "1000"],
     ..Setting::USUAL
 })];

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::Leader;
+use crate::caretaker::Order;
 use crate::error::{Error, Result};
 use crate::janitor::milestone_interval;
 use crate::postgres::{MessageRow, sql};
@@ -15,6 +16,9 @@ const CHANGE_RETRY: Duration = Duration::from_millis(500);
 
 /// How often a blocked stream is tried again.
 const BLOCKED_RETRY: Duration = Duration::from_secs(3);
+
+/// How often it is looked whether Redis has room again.
+const ROOM_RETRY: Duration = Duration::from_millis(200);
 
 /// Ids that one step of a blocked stream looks through.
 const BLOCKED_IDS_MAX: i64 = 200_000;
@@ -56,9 +60,22 @@ impl Leader<'_> {
         Ok(())
     }
 
-    /// Has what was published long enough ago deleted. The history must have been looked at just before.
+    /// Has what was published long enough ago deleted, in the outbox and in the streams. The history must have been
+    /// looked at, and the checkpoint written, just before.
     pub(super) fn order_purge(&self) {
-        self.purge.send_replace(self.progress.place.settled_up_to());
+        let settled = self.progress.place.settled_up_to();
+        self.caretaker.order(Order {
+            settled,
+            keep_from_ms: self.progress.proofs_from_ms(),
+        });
+        self.purge
+            .send_replace(settled.min(self.caretaker.purge_floor()));
+    }
+
+    /// A turn in which nothing is read or published, since Redis is full. The page at hand waits.
+    pub(super) async fn wait_for_room(&mut self) -> Result<()> {
+        self.session.speaking(self.rest(ROOM_RETRY)).await?;
+        self.keep_books().await
     }
 
     /// The checkpoint, the check of both histories, and the orders for the purge, each when it is due.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Leader;
 use crate::backoff::Waits;
+use crate::caretaker::{Caretaker, Order};
 use crate::error::{Error, Result};
 use crate::health::Phase;
 use crate::metric_names as names;
@@ -135,7 +136,9 @@ impl Leader<'_> {
                 .speaking(Publisher::connect(redis, prefix, limit))
                 .await??;
         }
-        self.purge.send_replace(0); // what is needed again must not go meanwhile
+        // What is needed again must not go meanwhile.
+        self.purge.send_replace(0);
+        self.caretaker.order(Order::default());
         let taken = take_over(&self.session, &mut self.publisher, self.config);
         let TakenOver {
             progress,
@@ -143,6 +146,8 @@ impl Leader<'_> {
         } = self.session.speaking(taken).await??;
         let set_aside = std::mem::replace(&mut self.progress, progress).into_set_aside();
         self.progress.keep_set_aside(set_aside);
+        // What the groups had acknowledged may have been lost with what they were given.
+        self.caretaker = Caretaker::start(self.config);
         self.replay_until = replay_until;
         self.reader.restart(&self.progress.place.cursor);
         Ok(())

@@ -26,9 +26,10 @@ pub(crate) mod verify_sql {
         SELECT id, topic, message_key FROM outbox.messages
         WHERE id BETWEEN $1 AND $2 ORDER BY id LIMIT $3::bigint";
 
-    /// What decides about rows without an entry.
+    /// What decides about rows without an entry. The transaction's begin is in milliseconds since 1970.
     pub(crate) const DETAILS: &str = "
-        SELECT m.id, m.ordering_key, EXISTS (SELECT FROM outbox.dead_letters AS d WHERE d.id = m.id)
+        SELECT m.id, m.ordering_key, EXISTS (SELECT FROM outbox.dead_letters AS d WHERE d.id = m.id),
+               floor(extract(epoch FROM m.created_at) * 1000)::bigint
         FROM outbox.messages AS m WHERE m.id = ANY ($1::bigint[])";
 
     pub(crate) const ROWS_AGAIN: &str = "

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::Kept;
 use crate::protocol::cursor::Cursor;
 use crate::protocol::layout::{Layout, Layouts};
 use crate::protocol::place::{Blocked, History, Place, Suspect};
@@ -68,7 +69,7 @@ pub(super) struct About {
     /// The take-over that wrote it.
     pub(super) leadership: Uuid,
     /// For consumers, whose window must be longer.
-    pub(super) retention_ms: u128,
+    pub(super) kept: Kept,
 }
 
 /// All fields and values of a marker.
@@ -86,11 +87,14 @@ pub(super) fn fields(about: &About, place: &Place, suspect: Option<Suspect>) -> 
         ("high_key", place.cursor.high_key.clone()),
         ("redis_ms", place.redis_ms.to_string()),
         ("gaps", place.cursor.gaps.len().to_string()),
-        ("retention_ms", about.retention_ms.to_string()),
+        ("retention_ms", about.kept.retention.as_millis().to_string()),
     ]
     .into_iter()
     .flat_map(|(name, value)| [name.to_owned(), value])
     .collect();
+    if let Some(age) = about.kept.stream_max_age {
+        fields.extend(["stream_max_age_ms".to_owned(), age.as_millis().to_string()]);
+    }
     if let Some(suspect) = suspect {
         fields.extend(["suspect_until".to_owned(), suspect.until.to_string()]);
         fields.extend(["suspect_since_ms".to_owned(), suspect.since_ms.to_string()]);
@@ -196,12 +200,17 @@ fn parse(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const ABOUT: About = About {
         outbox_id: Uuid::from_u128(1),
         leadership: Uuid::from_u128(2),
-        retention_ms: 1_000,
+        kept: Kept {
+            retention: Duration::from_secs(1),
+            stream_max_age: Some(Duration::from_secs(2)),
+        },
     };
 
     fn place() -> Place {

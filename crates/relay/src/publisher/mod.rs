@@ -10,6 +10,7 @@ mod rights;
 mod sentinel;
 mod streams;
 mod target;
+mod tending;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -22,7 +23,9 @@ pub use address::RedisTls;
 pub(crate) use page::{PageWrite, Published, may_be_the_page};
 pub(crate) use replay::{REPLAY_FIELD, ReplayProgress, ReplayStep, Replayer, Stepped};
 pub(crate) use rights::{consumer_acl, relay_acl};
+pub(crate) use streams::tail_from_ms;
 pub use target::RedisTarget;
+pub(crate) use tending::{Memory, Standing, Tended, Tending, Trim, trimmed_key};
 
 use self::marker::About;
 
@@ -33,6 +36,15 @@ use crate::protocol::start::MarkerFound;
 
 const PAGE_LUA: &str = include_str!("page.lua");
 const TAKE_LUA: &str = include_str!("take.lua");
+
+/// For how long what was published can come again: consumers remember what they applied for longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    /// How long a published row stays in the outbox.
+    pub(crate) retention: Duration,
+    /// How long an entry stays in its stream at least, if streams are trimmed at all.
+    pub(crate) stream_max_age: Option<Duration>,
+}
 
 /// The oldest Redis that knows scripts which are refused as a whole (`#!lua`).
 const REDIS_VERSION_MIN: u32 = 7;
@@ -228,7 +240,7 @@ impl Publisher {
         outbox_id: Uuid,
         place: &Place,
         suspect: Option<Suspect>,
-        retention: Duration,
+        kept: Kept,
     ) -> Result<()> {
         let (before, page) = match found {
             MarkerFound::Marker {
@@ -240,7 +252,7 @@ impl Publisher {
         let about = About {
             outbox_id,
             leadership: self.leadership,
-            retention_ms: retention.as_millis(),
+            kept,
         };
         let fields = marker::fields(&about, place, suspect);
         let mut script = script_call(&self.take, &[&self.marker_key, &self.gaps_key]);

@@ -54,8 +54,7 @@ impl Publisher {
         entries_max: usize,
         wanted: impl Fn(i64) -> bool,
     ) -> Result<(HashMap<i64, String>, bool)> {
-        let skew_ms = i64::try_from(CLOCK_SKEW_MAX.as_millis()).unwrap_or(i64::MAX);
-        let mut from = (since_ms - skew_ms).max(0).to_string();
+        let mut from = tail_from_ms(since_ms).to_string();
         let mut found = HashMap::new();
         let mut seen = 0;
         while seen < entries_max {
@@ -100,6 +99,12 @@ impl Publisher {
         }
         Ok((found, false))
     }
+}
+
+/// From where on a tail is searched for what was added since some time, in milliseconds.
+pub(crate) fn tail_from_ms(since_ms: i64) -> i64 {
+    let skew_ms = i64::try_from(CLOCK_SKEW_MAX.as_millis()).unwrap_or(i64::MAX);
+    (since_ms - skew_ms).max(0)
 }
 
 /// A stream id as two numbers, to be compared.

@@ -266,13 +266,18 @@ impl<'a> Comparison<'a> {
             if set_aside {
                 self.found.set_aside += 1;
             } else {
-                self.passed_without_entry(message, details[at].get(1));
+                self.passed_without_entry(message, details[at].get(1), details[at].get(3));
             }
         }
         Ok(())
     }
 
-    fn passed_without_entry(&mut self, message: &Message, ordering_key: Option<&str>) {
+    fn passed_without_entry(
+        &mut self,
+        message: &Message,
+        ordering_key: Option<&str>,
+        created_ms: i64,
+    ) {
         let names = self.sent.streams(
             self.prefix,
             &message.topic,
@@ -289,11 +294,16 @@ impl<'a> Comparison<'a> {
         let stream = (0..)
             .zip(self.streams)
             .find(|(_, stream)| stream.name == own);
-        let (tally, note) = match stream.map(|(_, stream)| stream.begins_with) {
-            Some(i64::MAX) => (&mut self.found.trimmed, format!("{own} is empty")),
-            Some(first) if message.id < first => (
+        let (tally, note) = match stream.map(|(_, stream)| (stream.begins_with, stream)) {
+            Some((i64::MAX, _)) => (&mut self.found.trimmed, format!("{own} is empty")),
+            Some((first, _)) if message.id < first => (
                 &mut self.found.trimmed,
                 format!("{own} begins with id {first}"),
+            ),
+            // The first entry may be of a message that came late, with a lower id than those before it.
+            Some((_, stream)) if stream.may_have_trimmed(created_ms) => (
+                &mut self.found.trimmed,
+                format!("{own} was trimmed past its time"),
             ),
             _ => (&mut self.found.missing, format!("not in {own}")),
         };

@@ -8,7 +8,7 @@ use super::spill::{Given, Hashes, Kind, PARTS, Record, Spill};
 use super::tally::{Suspect, Tally};
 use super::{EntryId, LIMIT, Progress, stripe};
 use crate::error::{Error, Result};
-use crate::publisher::RedisTarget;
+use crate::publisher::{RedisTarget, tail_from_ms, trimmed_key};
 use crate::rewind;
 
 const SURVEY_LUA: &str = include_str!("survey.lua");
@@ -22,10 +22,20 @@ pub(super) struct Stream {
     pub(super) topic: String,
     /// Messages below this id may have been trimmed: it is the id of the first entry after all was read.
     pub(super) begins_with: i64,
+    /// The relay has trimmed entries below this one.
+    pub(super) trimmed_below: Option<EntryId>,
     /// The entry up to which it was read.
     pub(super) read_to: EntryId,
     /// Whether the group that was asked about reads it.
     pub(super) has_group: bool,
+}
+
+impl Stream {
+    /// Whether the entry of a row from this time (milliseconds since 1970) may be one of those that the relay trimmed.
+    pub(super) fn may_have_trimmed(&self, created_ms: i64) -> bool {
+        self.trimmed_below
+            .is_some_and(|below| tail_from_ms(created_ms).unsigned_abs() <= below.0)
+    }
 }
 
 /// An entry without its payload.
@@ -67,11 +77,13 @@ pub(super) struct Surveyed {
 pub(crate) struct Reader {
     connection: MultiplexedConnection,
     script: Script,
+    trimmed_key: String,
 }
 
 impl Reader {
-    pub(crate) async fn connect(target: &RedisTarget) -> Result<Self> {
+    pub(crate) async fn connect(target: &RedisTarget, prefix: &str) -> Result<Self> {
         Ok(Reader {
+            trimmed_key: trimmed_key(prefix),
             connection: target.connect(LIMIT).await?,
             script: Script::new(SURVEY_LUA),
         })
@@ -95,6 +107,7 @@ impl Reader {
             streams.push(Stream {
                 topic,
                 begins_with: i64::MIN,
+                trimmed_below: None,
                 read_to: EntryId(0, 0),
                 has_group: given.is_some(),
                 name,
@@ -183,6 +196,10 @@ impl Reader {
                 Some(first) => first.id.unwrap_or(i64::MIN),
                 None => i64::MAX,
             };
+            let mut record = redis::cmd("HGET");
+            record.arg(&self.trimmed_key).arg(&stream.name);
+            let below: Option<String> = self.ask(&record).await?;
+            stream.trimmed_below = below.map(|below| EntryId::parse(&below));
         }
         // In a stream whose ids only ever rise, no key is out of order.
         if disorder {

@@ -34,7 +34,9 @@ async fn clients(redis: &MultiplexedConnection) -> usize {
 
 /// A relay that leads, with some messages published.
 async fn working(pair: &Pair) -> Process {
-    let relay = pair.relay().spawn().unwrap();
+    // What is looked at is what Redis refuses, so nothing pauses before it.
+    let relay = pair.relay().args(["--redis-memory-ceiling", "0"]);
+    let relay = relay.spawn().unwrap();
     pair.leads(&relay).await;
     pair.write("orders", "before", 50).await;
     pair.all_published(DEADLINE).await;
@@ -213,7 +215,8 @@ async fn connections_that_are_killed_or_closed_for_idleness_are_made_anew() {
         pair.write("orders", &format!("killed-{n}"), 20).await;
         pair.all_published(RETURN).await;
     }
-    // Redis closes what is idle for a second; the relay's own look at the marker is rarer.
+    // Redis closes what is idle for a second; the relay's own look at the marker is rarer. One that looks at the memory
+    // every second stays, and so does the test's.
     command(&redis, "CONFIG SET timeout 1").await;
     let closed = || async {
         let info: String = redis::cmd("INFO")
@@ -221,7 +224,9 @@ async fn connections_that_are_killed_or_closed_for_idleness_are_made_anew() {
             .query_async(&mut pair.redis.connect().await.unwrap())
             .await
             .unwrap();
-        info.contains("connected_clients:1\r")
+        ["connected_clients:1\r", "connected_clients:2\r"]
+            .iter()
+            .any(|few| info.contains(few))
     };
     eventually(DEADLINE, "the idle connections to be closed", closed)
         .await

@@ -6,16 +6,16 @@ use outbox_testkit::eventually;
 
 use crate::support::{DEADLINE, Outbox, TOPIC, insert};
 
-const RETENTION: [&str; 2] = ["--retention", "2s"];
+pub(crate) const RETENTION: [&str; 2] = ["--retention", "2s"];
 
 /// Ids that are left, oldest first.
-async fn left(outbox: &Outbox<'_>) -> Vec<i64> {
+pub(crate) async fn left(outbox: &Outbox<'_>) -> Vec<i64> {
     let sql = "SELECT id FROM outbox.messages ORDER BY id";
     let rows = outbox.db.query(sql, &[]).await.unwrap();
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-async fn only_these_are_left(outbox: &Outbox<'_>, ids: &[i64]) {
+pub(crate) async fn only_these_are_left(outbox: &Outbox<'_>, ids: &[i64]) {
     eventually(DEADLINE, "the purge", || async {
         let left = left(outbox).await;
         if left == ids { Ok(()) } else { Err(left) }
@@ -30,7 +30,7 @@ async fn purged_to(outbox: &Outbox<'_>) -> i64 {
 }
 
 /// Waits until everything published by now is older than the retention, and a purge has run after that.
-async fn a_purge_has_run_over_what_is_published_now(outbox: &Outbox<'_>) {
+pub(crate) async fn a_purge_has_run_over_what_is_published_now(outbox: &Outbox<'_>) {
     let now = "SELECT clock_timestamp()::text";
     let begun: String = outbox.db.query_one(now, &[]).await.unwrap().get(0);
     let old = "SELECT clock_timestamp()::text WHERE clock_timestamp() - interval '2.1 s' > $1::text::timestamptz";
