@@ -20,7 +20,7 @@ pub struct ServersChecked {
     pub redis: Result<()>,
 }
 
-/// Connects to both servers as a relay does, and changes nothing in either but the scripts that Redis caches.
+/// Connects to both servers as a relay does, and changes nothing in either.
 pub async fn check_servers(config: &Config) -> ServersChecked {
     let limit = config.postgres_timeout.min(LIMIT_MAX);
     let postgres = Session::open(&config.postgres, "outbox-relay config", limit);

@@ -9,24 +9,29 @@ use std::cell::Cell;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{OptionFuture, join};
+use futures_util::future::{OptionFuture, join3};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use self::duties::CHECK_INTERVAL;
 use crate::caretaker::Caretaker;
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::health::Phase;
 use crate::janitor::purge_on_order;
 use crate::postgres::{Session, sql};
 use crate::progress::Progress;
-use crate::publisher::Publisher;
+use crate::protocol::log::Writer;
+use crate::protocol::place::Blocked;
+use crate::publisher::{PageWrite, Published, Publisher};
 use crate::reader::{Page, Reader};
 use crate::takeover::{TakenOver, take_over};
 
-/// First and longest wait between two looks while a writer is open that may not have seen the relay lie down.
-const DOZE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
+/// Looks without a wait while a writer is open that may not have seen the relay lie down: most end within one.
+const LOOKS_AT_ONCE: u32 = 3;
+
+/// Longest wait between two looks after that.
+const DOZE_MAX: Duration = Duration::from_millis(50);
 
 /// Everything that one leadership holds.
 struct Leader<'c> {
@@ -35,6 +40,10 @@ struct Leader<'c> {
     session: Session,
     publisher: Publisher,
     reader: Reader,
+    /// While the `asleep` lock is held: writers that may have looked at it before.
+    lying: Option<Vec<Writer>>,
+    /// Whether the last look, while lying, found something.
+    stirred: bool,
     progress: Progress,
     replay_until: i64,
     purge: watch::Sender<i64>,
@@ -88,6 +97,8 @@ pub(crate) async fn lead(
         session,
         publisher,
         reader,
+        lying: None,
+        stirred: false,
         progress,
         replay_until,
         purge,
@@ -119,7 +130,7 @@ pub(crate) async fn lead(
         };
         turn?;
         if stop.is_cancelled() {
-            return leader.end(&page).await;
+            return leader.end(&mut page).await;
         }
     }
 }
@@ -128,9 +139,10 @@ impl Leader<'_> {
     /// One turn of the loop. `page` is what is to be published, and then what was read meanwhile.
     async fn turn(&mut self, page: &mut Page) -> Result<()> {
         if self.is_paused(page).await? {
-            return Ok(());
+            return self.stand_up().await;
         }
         if self.caretaker.redis_is_full() {
+            self.stand_up().await?;
             return self.wait_for_room().await;
         }
         if page.is_empty() && !page.more {
@@ -138,30 +150,24 @@ impl Leader<'_> {
             *page = self.sleep().await?;
         } else if page.is_empty() {
             // Read.
-            *page = self.reader.trip(&self.session, true).await?;
+            *page = self.reader.trip(&self.session).await?;
         } else {
-            // Publish, and read the next page meanwhile.
             let rows = page.rows.len();
-            let ahead: OptionFuture<_> = page
-                .more
-                .then(|| self.reader.trip(&self.session, true))
-                .into();
-            let published = self
-                .session
-                .speaking(self.progress.publish(&mut self.publisher, page));
-            let (published, ahead) = join(published, ahead).await;
-            if let Err(error) = published? {
-                if let Some(rows_max) = self.refused(&error, &page.rows).await? {
-                    self.reader.limit_rows(rows_max);
+            let next = match self.publish(page).await {
+                Ok(next) => next,
+                Err(error) => {
+                    if let Some(rows_max) = self.refused(&error, &page.rows).await? {
+                        self.reader.limit_rows(rows_max);
+                    }
+                    return Err(error);
                 }
-                return Err(error);
-            }
-            self.config.health.published();
+            };
             if page.rows.iter().any(|row| row.id() == self.refusals.0) {
                 self.refusals = (0, 0);
             }
-            *page = ahead.transpose()?.unwrap_or_else(|| Page {
-                more: true,
+            // There may be more by now; a relay that is still down finds it by looking before it rests.
+            *page = next.unwrap_or_else(|| Page {
+                more: self.lying.is_none(),
                 ..Page::default()
             });
             self.reader.relax_rows();
@@ -171,15 +177,62 @@ impl Leader<'_> {
         self.keep_books().await
     }
 
+    /// Publishes a page, and meanwhile reads the next one and encodes it, if there is more. Returns that.
+    ///
+    /// A crash before Redis runs the page leaves it unpublished, and the next leader reads it again. A
+    /// crash after it leaves the page and the marker, and the next leader goes on behind it.
+    async fn publish(&mut self, page: &mut Page) -> Result<Option<Page>> {
+        let mut newly_blocked = Vec::new();
+        let mut write = self.write_of(page, &newly_blocked).await?;
+        let rise = self.reader.rise(&self.session);
+        let read_on = page.more && !self.stop.is_cancelled();
+        let ahead: OptionFuture<_> = read_on
+            .then_some(async {
+                let mut next = self.reader.trip(&self.session).await?;
+                self.progress.encode_ahead(&mut next);
+                Ok::<_, Error>(next)
+            })
+            .into();
+        // With one page after another, producers need not notify. A page that comes alone is not worth the statements:
+        // the relay stays down.
+        let busy = page.more || std::mem::replace(&mut self.stirred, true);
+        let rise: OptionFuture<_> = (busy && self.lying.take().is_some()).then_some(rise).into();
+        let published = self.session.speaking(self.publisher.publish(&mut write));
+        let (published, rise, ahead) = join3(published, rise, ahead).await;
+        let mut published = published??;
+        rise.transpose()?;
+        let redis_ms = loop {
+            match published {
+                Published::Done { redis_ms } => break redis_ms,
+                Published::StreamRefuses { stream, reason } => {
+                    tracing::error!(%stream, %reason, "a stream refuses entries and is held back; the others go on");
+                    let blocked = self.progress.block(&stream, &page.rows, reason);
+                    newly_blocked.push((stream, Some(blocked)));
+                    write = self.write_of(page, &newly_blocked).await?;
+                    let again = self.publisher.publish(&mut write);
+                    published = self.session.speaking(again).await??;
+                }
+            }
+        };
+        self.progress.passed(&write.step, redis_ms);
+        self.config.health.published();
+        ahead.transpose()
+    }
+
+    async fn write_of(
+        &mut self,
+        page: &mut Page,
+        newly_blocked: &[(String, Option<Blocked>)],
+    ) -> Result<PageWrite> {
+        let write = self
+            .progress
+            .write_of(&mut self.publisher, page, newly_blocked);
+        self.session.speaking(write).await?
+    }
+
     /// Finishes the page at hand, writes the checkpoint and leaves.
-    async fn end(mut self, page: &Page) -> Result<()> {
-        if !page.is_empty()
-            && self
-                .session
-                .speaking(self.progress.publish(&mut self.publisher, page))
-                .await?
-                .is_err()
-        {
+    async fn end(mut self, page: &mut Page) -> Result<()> {
+        if !page.is_empty() && self.publish(page).await.is_err() {
             tracing::warn!("stopping with a page unpublished; the next leader publishes it");
         }
         if self.progress.needs_checkpoint() {
@@ -198,38 +251,45 @@ impl Leader<'_> {
     /// the relay lay down notifies nobody; so after lying down the relay looks who is open, reads once
     /// more, and keeps looking while one of these is left. A notification that is lost costs a poll interval.
     async fn sleep(&mut self) -> Result<Page> {
-        let (mut doze, doze_max) = DOZE;
-        let (mut asleep, mut unsure_of, mut page) = self.reader.lie_down(&self.session).await?;
+        let mut looks = 0;
+        let mut page = self.look_lying(false).await?;
         while page.is_empty() && !self.stop.is_cancelled() {
+            self.stirred = false;
             let Some(duty_in) = self.next_duty().checked_duration_since(Instant::now()) else {
                 break;
             };
-            let longest = if asleep && unsure_of.is_empty() {
-                self.config.poll_interval
-            } else {
-                doze
+            let longest = match &self.lying {
+                Some(unsure_of) if unsure_of.is_empty() => self.config.poll_interval,
+                _ => doze(looks),
             };
-            doze = (doze * 2).min(doze_max);
-            if self
-                .session
-                .speaking(self.rest(longest.min(duty_in)))
-                .await?
-            {
-                // Producers need not notify while the page is on its way.
-                page = self.reader.rise_and_look(&self.session).await?;
-                asleep = false;
-            } else if asleep {
-                unsure_of = self.reader.still_open(&self.session, unsure_of).await?;
-                page = self.reader.trip(&self.session, false).await?;
-            }
-            if !asleep && page.is_empty() {
-                (asleep, unsure_of, page) = self.reader.lie_down(&self.session).await?;
-            }
-        }
-        if asleep {
-            self.reader.rise(&self.session).await?;
+            looks += 1;
+            let wait = longest.min(duty_in);
+            let notified = !wait.is_zero() && self.session.speaking(self.rest(wait)).await?;
+            page = self.look_lying(notified).await?;
         }
         Ok(page)
+    }
+
+    /// Reads, lying: lies down first where it is not. After a notification there is something, whoever is still open.
+    async fn look_lying(&mut self, notified: bool) -> Result<Page> {
+        let Some(unsure_of) = self.lying.take() else {
+            let (locked, unsure_of, page) = self.reader.lie_down(&self.session).await?;
+            self.lying = locked.then_some(unsure_of);
+            return Ok(page);
+        };
+        self.lying = Some(match notified {
+            true => unsure_of,
+            false => self.reader.still_open(&self.session, unsure_of).await?,
+        });
+        self.reader.trip(&self.session).await
+    }
+
+    /// Gives the `asleep` lock back where it is held: nobody need notify a relay that does not publish.
+    async fn stand_up(&mut self) -> Result<()> {
+        match self.lying.take() {
+            Some(_) => self.reader.rise(&self.session).await,
+            None => Ok(()),
+        }
     }
 
     /// Waits for a notification, the order to stop, or the time to pass; true for a notification.
@@ -254,5 +314,13 @@ impl Leader<'_> {
             let _ = tokio::time::timeout(pause, self.stop.cancelled()).await;
         };
         self.session.speaking(wait).await
+    }
+}
+
+/// How long to wait after so many looks in vain.
+fn doze(looks: u32) -> Duration {
+    match looks.checked_sub(LOOKS_AT_ONCE) {
+        None => Duration::ZERO,
+        Some(doublings) => Duration::from_millis(1 << doublings.min(6)).min(DOZE_MAX),
     }
 }

@@ -11,7 +11,7 @@
 //! 3. `reader.rs`: reads a page; `protocol/log.rs` says which rows may be taken.
 //! 4. `progress.rs`: publishes a page and moves the cursor of `protocol/cursor.rs`; `checkpoint.rs` writes it to
 //!    Postgres.
-//! 5. `publisher/`: all that is said to Redis. `page.lua` is where a message becomes published.
+//! 5. `publisher/`: all that is said to Redis. `page.rs` is where a message becomes published.
 //! 6. `takeover.rs`: what to go on from; `protocol/start.rs` decides it.
 //! 7. `janitor.rs`: the purge. `caretaker.rs`: trims the streams and watches the memory of Redis.
 //! 8. `postgres/`: where Postgres is, TLS, the session, and all SQL.

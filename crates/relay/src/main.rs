@@ -203,8 +203,9 @@ fn main() -> ExitCode {
             return ExitCode::from(64);
         }
     };
-    let done = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+    // One thread: what the relay does between two servers is too little for several, and waking one another costs
+    // them more than it gains (measured: docs/bench/notes.md).
+    let done = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| Error::Setup {

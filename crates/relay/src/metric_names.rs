@@ -49,7 +49,7 @@ metrics! {
     counter PUBLISHED = "outbox_relay_published_messages_total";
     /// Bytes of payload, headers and ordering keys of the messages published by this process.
     counter PUBLISHED_BYTES = "outbox_relay_published_bytes_total";
-    /// Pages published by this process: one script call each.
+    /// Pages published by this process: one transaction of Redis each.
     counter PAGES = "outbox_relay_pages_total";
     /// Seconds from handing a page to Redis until its reply.
     histogram PAGE_SECONDS = "outbox_relay_page_seconds";

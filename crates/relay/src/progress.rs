@@ -12,7 +12,7 @@ use crate::postgres::{MessageRow, Session, sql};
 use crate::protocol::cursor::Step;
 use crate::protocol::layout::{hold_name, partition, stream_name, streams_of};
 use crate::protocol::place::{Blocked, Place, Suspect};
-use crate::publisher::{PageWrite, Published, Publisher, tail_from_ms};
+use crate::publisher::{Entries, PageWrite, Publisher, tail_from_ms};
 use crate::reader::Page;
 
 /// Entries of one stream's tail that are compared with suspect rows, at the most.
@@ -33,6 +33,8 @@ pub(crate) struct Progress {
     /// Messages that became dead letters and that the cursor has yet to pass.
     set_aside: HashSet<i64>,
     gap_changes: GapChanges,
+    /// How often the layout of a topic changed.
+    layout_changes: u64,
     /// The list of blocked streams changed since the last checkpoint.
     blocked_changed: bool,
     /// Page of the last checkpoint.
@@ -49,57 +51,74 @@ impl Progress {
             tails: HashMap::new(),
             set_aside: HashSet::new(),
             gap_changes: GapChanges::new(),
+            layout_changes: 0,
             blocked_changed: false,
             checkpointed: None,
         }
     }
 
-    /// Publishes a page and moves on. Rows of blocked streams are passed over: their own cursors stay.
-    ///
-    /// A crash before the script leaves the page unpublished, and the next leader reads it again. A
-    /// crash after it leaves the page and the marker, and the next leader goes on behind it.
-    pub(crate) async fn publish(&mut self, publisher: &mut Publisher, page: &Page) -> Result<()> {
+    /// What publishes a page. Rows of blocked streams are passed over: their own cursors stay. `newly_blocked` are
+    /// those that refused it just now.
+    pub(crate) async fn write_of(
+        &mut self,
+        publisher: &mut Publisher,
+        page: &mut Page,
+        newly_blocked: &[(String, Option<Blocked>)],
+    ) -> Result<PageWrite> {
+        let encoded = page
+            .encoded
+            .take()
+            .filter(|encoded| self.holds_for(encoded));
+        let entries = match encoded {
+            Some(encoded) => encoded.entries,
+            None => {
+                let skipped = self.standing(publisher, &page.rows).await?;
+                self.entries(&page.rows, &skipped, None)
+            }
+        };
         let rows = page.rows.iter().map(|row| (row.id(), row.message_key()));
         let step = self.place.cursor.step(rows, &page.dead);
-        let skipped = self.standing(publisher, &page.rows).await?;
-        let mut newly_blocked: Vec<(String, Option<Blocked>)> = Vec::new();
-        loop {
-            let (streams, entries) = self.entries(&page.rows, &skipped, None);
-            let write = PageWrite {
-                page: self.place.page,
-                streams: &streams,
-                entries: &entries,
-                step: &step,
-                gaps: self.place.cursor.gap_ranges_after(&step),
-                blocked: &newly_blocked,
-                layouts: &[],
-                drop_suspect: self.suspect_ends_with(&step),
-            };
-            match publisher.publish(&write).await? {
-                Published::Done { redis_ms } => {
-                    self.passed(&step, redis_ms);
-                    return Ok(());
-                }
-                Published::StreamRefuses { stream, reason } => {
-                    tracing::error!(%stream, %reason, "a stream refuses entries and is held back; the others go on");
-                    let blocked = self.block(&stream, &page.rows, reason);
-                    newly_blocked.push((stream, Some(blocked)));
-                }
-            }
+        Ok(PageWrite {
+            page: self.place.page,
+            entries,
+            gaps: self.place.cursor.gap_ranges_after(&step),
+            blocked: newly_blocked.to_vec(),
+            layouts: Vec::new(),
+            drop_suspect: self.suspect_ends_with(&step),
+            step,
+        })
+    }
+
+    /// Encodes a page ahead of its turn, so that Redis need not wait for that. Not while something is out of the
+    /// ordinary, which may have passed by then.
+    pub(crate) fn encode_ahead(&self, page: &mut Page) {
+        if self.is_ordinary() {
+            page.encoded = Some(Encoded {
+                entries: self.entries(&page.rows, &HashSet::new(), None),
+                layout_changes: self.layout_changes,
+            });
         }
     }
 
-    /// The entries of a page: index of the stream, and the row. `lifted` is not held back for once.
+    fn holds_for(&self, encoded: &Encoded) -> bool {
+        self.is_ordinary() && encoded.layout_changes == self.layout_changes
+    }
+
+    /// Every row goes to its stream: none is held back, set aside, or may stand there already.
+    fn is_ordinary(&self) -> bool {
+        self.place.blocked.is_empty() && self.set_aside.is_empty() && self.suspect.is_none()
+    }
+
+    /// The entries of a page. `lifted` is not held back for once.
     fn entries<'p>(
         &self,
         rows: impl IntoIterator<Item = &'p MessageRow>,
         skipped: &HashSet<i64>,
         lifted: Option<&str>,
-    ) -> (Vec<String>, Vec<(usize, &'p MessageRow)>) {
+    ) -> Entries {
         let held = |name: &str| self.place.blocked.contains_key(name) && lifted != Some(name);
-        let mut streams: Vec<String> = Vec::new();
         let mut topics: HashMap<&str, PageTopic> = HashMap::new();
-        let mut entries = Vec::new();
+        let mut entries = Entries::default();
         for row in rows {
             let topic = topics.entry(row.topic()).or_insert_with(|| PageTopic {
                 held: held(&hold_name(row.topic())),
@@ -111,17 +130,15 @@ impl Progress {
             }
             let partitions = topic.partitions;
             let partition = partition(row.ordering_key(), row.message_key(), partitions);
-            let index = *topic.streams.entry(partition).or_insert_with(|| {
+            let stream = *topic.streams.entry(partition).or_insert_with(|| {
                 let stream = stream_name(&self.prefix, row.topic(), partition, partitions);
-                if held(&stream) {
-                    return None;
-                }
-                streams.push(stream);
-                Some(streams.len() - 1)
+                (!held(&stream)).then(|| entries.stream(stream))
             });
-            entries.extend(index.map(|index| (index, row)));
+            if let Some(stream) = stream {
+                entries.add(stream, row);
+            }
         }
-        (streams, entries)
+        entries
     }
 
     /// How many streams a topic has.
@@ -149,7 +166,8 @@ impl Progress {
         )
     }
 
-    fn passed(&mut self, step: &Step, redis_ms: i64) {
+    /// Moves on behind what was published.
+    pub(crate) fn passed(&mut self, step: &Step, redis_ms: i64) {
         for lo in &step.unset {
             self.gap_changes.insert(*lo, None);
         }
@@ -238,6 +256,13 @@ impl Progress {
         self.checkpointed = Some(self.place.page);
         Ok(())
     }
+}
+
+/// Entries that were encoded ahead, and what they rest on.
+#[derive(Debug)]
+pub(crate) struct Encoded {
+    entries: Entries,
+    layout_changes: u64,
 }
 
 /// A topic of one page: whether it is held, over how many streams it goes, and the index of each of them, or none

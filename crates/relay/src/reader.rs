@@ -8,6 +8,7 @@ use tokio_postgres::{Row, Statement};
 
 use crate::error::{Error, Result};
 use crate::postgres::{MessageRow, Session, sql};
+use crate::progress::Encoded;
 use crate::protocol::cursor::Cursor;
 use crate::protocol::log::{Answer, Limits, Listed, Log, Question, Writer};
 use crate::protocol::ranges::RangeSet;
@@ -29,6 +30,8 @@ pub(crate) struct Page {
     pub(crate) dead: RangeSet,
     /// A limit cut the page: there is more to read at once.
     pub(crate) more: bool,
+    /// Its entries, where they were encoded ahead.
+    pub(crate) encoded: Option<Encoded>,
 }
 
 impl Page {
@@ -56,22 +59,14 @@ fn without_ids(listed: Vec<Listed>) -> Vec<Writer> {
     listed.into_iter().map(|listed| listed.writer).collect()
 }
 
-/// How far the write-ahead log has come.
-#[derive(Clone, Copy, Debug)]
-struct Wal {
-    inserted: PgLsn,
-    flushed: PgLsn,
-    synchronous_standby: bool,
-}
-
 /// Makes trips (see [`crate::protocol::log`]) over the leader's session.
 #[derive(Debug)]
 pub(crate) struct Reader {
     log: Log,
     writers: Statement,
+    new_rows: Statement,
     page: Statement,
     page_with_snapshot: Statement,
-    wal: Statement,
     wal_flushed: Statement,
     lie_down: Statement,
     get_up: Statement,
@@ -93,11 +88,11 @@ impl Reader {
             writers: session
                 .prepare("prepare the list of writers", sql::WRITERS)
                 .await?,
-            page: session.prepare("prepare reading", sql::PAGE).await?,
+            new_rows: session.prepare("prepare reading", &sql::new_rows()).await?,
+            page: session.prepare("prepare reading", &sql::page()).await?,
             page_with_snapshot: session
                 .prepare("prepare reading", &sql::page_with_snapshot())
                 .await?,
-            wal: session.prepare("prepare the flush check", sql::WAL).await?,
             wal_flushed: session
                 .prepare("prepare the flush check", sql::WAL_FLUSHED)
                 .await?,
@@ -151,43 +146,31 @@ impl Reader {
         let (lie_down, writers) = (self.lie_down.clone(), self.writers.clone());
         let lie_down = session.rows("lie down", &lie_down, &[]);
         let writers = list_writers(session, &writers);
-        let (locked, writers, page) = join3(lie_down, writers, self.trip(session, false)).await;
+        let (locked, writers, page) = join3(lie_down, writers, self.trip(session)).await;
         let locked = locked?.first().is_some_and(|row| row.get(0));
         Ok((locked, without_ids(writers?), page?))
     }
 
     /// Gives the `asleep` lock back.
-    pub(crate) async fn rise(&self, session: &Session) -> Result<()> {
-        session.rows("get up", &self.get_up, &[]).await?;
-        Ok(())
-    }
-
-    /// Gives the `asleep` lock back and makes a trip, in one go.
-    pub(crate) async fn rise_and_look(&mut self, session: &Session) -> Result<Page> {
+    pub(crate) fn rise<'s>(
+        &self,
+        session: &'s Session,
+    ) -> impl Future<Output = Result<()>> + use<'s> {
         let get_up = self.get_up.clone();
-        let (up, page) = join(
-            session.rows("get up", &get_up, &[]),
-            self.trip(session, true),
-        )
-        .await;
-        up?;
-        page
+        async move { session.rows("get up", &get_up, &[]).await.map(drop) }
     }
 
-    /// One trip: who writes, what is in the gaps and above, and how far the log is flushed, sent in one go
-    /// and in this order. What it returns is flushed.
-    ///
-    /// A trip that is not expected to find anything asks for the log only once it has.
-    pub(crate) async fn trip(&mut self, session: &Session, expect_rows: bool) -> Result<Page> {
+    /// One trip: who writes, and what is in the gaps and above, sent in one go and in this order. What it returns is
+    /// flushed.
+    pub(crate) async fn trip(&mut self, session: &Session) -> Result<Page> {
         let question = self.log.short_question();
         let writers: OptionFuture<_> = self
             .log
             .needs_writers()
             .then(|| list_writers(session, &self.writers))
             .into();
-        let wal: OptionFuture<_> = expect_rows.then(|| self.wal(session)).into();
-        let (writers, rows, wal) = join3(writers, self.read(session, &question), wal).await;
-        let (mut rows, mut wal) = (rows?, wal.transpose()?);
+        let (writers, rows) = join(writers, self.read(session, &question)).await;
+        let mut rows = rows?;
 
         self.learn(session, writers.transpose()?).await?;
         if !self
@@ -195,17 +178,11 @@ impl Reader {
             .may_trust(&question, rows.first().and_then(MessageRow::snapshot))
         {
             rows = self.read(session, &self.log.question()).await?;
-            wal = None;
         }
-        let page = self.accept(rows)?;
-        if !page.rows.is_empty() {
-            let wal = match wal {
-                Some(wal) => wal,
-                None => self.wal(session).await?,
-            };
-            self.wait_until_flushed(session, wal).await?;
+        if let Some(inserted) = rows.first().and_then(MessageRow::unflushed) {
+            self.wait_until_flushed(session, inserted).await?;
         }
-        Ok(page)
+        self.accept(rows)
     }
 
     /// `R` and `Q`.
@@ -213,20 +190,20 @@ impl Reader {
         let rows_now = i64::from(self.rows_now);
         let new_rows = if question.read_ahead { rows_now } else { 0 };
         let bytes_max = i64::from(self.bytes_max);
-        let statement = if question.left_to.is_empty() {
-            &self.page
-        } else {
-            &self.page_with_snapshot
-        };
         let params: [&(dyn tokio_postgres::types::ToSql + Sync); 6] = [
+            &question.high,
+            &new_rows,
+            &bytes_max,
             &question.gaps_lo,
             &question.gaps_hi,
-            &question.high,
             &rows_now,
-            &bytes_max,
-            &new_rows,
         ];
-        let rows = session.rows("read a page", statement, &params).await?;
+        let (statement, params) = match (question.gaps_lo.is_empty(), question.left_to.is_empty()) {
+            (true, true) => (&self.new_rows, &params[..3]),
+            (false, true) => (&self.page, &params[..]),
+            (_, false) => (&self.page_with_snapshot, &params[..]),
+        };
+        let rows = session.rows("read a page", statement, params).await?;
         Ok(rows.into_iter().map(MessageRow::from).collect())
     }
 
@@ -279,41 +256,25 @@ impl Reader {
             rows,
             dead: taken.dead,
             more,
-        })
-    }
-
-    async fn wal(&self, session: &Session) -> Result<Wal> {
-        let rows = session
-            .rows("read the log's position", &self.wal, &[])
-            .await?;
-        let row = rows
-            .first()
-            .ok_or_else(|| Error::Invariant("no position of the log".into()))?;
-        Ok(Wal {
-            inserted: row.get(0),
-            flushed: row.get(1),
-            synchronous_standby: row.get(2),
+            encoded: None,
         })
     }
 
     /// The durability barrier: an asynchronous commit is visible before it is flushed, and a crash of
     /// Postgres can still take it back. Published, it would be a message without a fact.
-    async fn wait_until_flushed(&self, session: &Session, wal: Wal) -> Result<()> {
-        if !wal.synchronous_standby {
-            if wal.flushed >= wal.inserted {
-                return Ok(());
+    async fn wait_until_flushed(&self, session: &Session, inserted: PgLsn) -> Result<()> {
+        let begun = Instant::now();
+        while begun.elapsed() < FLUSH_PATIENCE {
+            let rows = session
+                .rows("read the log's position", &self.wal_flushed, &[])
+                .await?;
+            let Some(row) = rows.first() else { break };
+            let (flushed, synchronous_standby): (PgLsn, bool) = (row.get(0), row.get(1));
+            if synchronous_standby {
+                break;
             }
-            let begun = Instant::now();
-            while begun.elapsed() < FLUSH_PATIENCE {
-                let rows = session
-                    .rows("read the log's position", &self.wal_flushed, &[])
-                    .await?;
-                if rows
-                    .first()
-                    .is_some_and(|row| row.get::<_, PgLsn>(0) >= wal.inserted)
-                {
-                    return Ok(());
-                }
+            if flushed >= inserted {
+                return Ok(());
             }
         }
         session.batch("flush the log", sql::FORCE_FLUSH).await

@@ -105,7 +105,7 @@ fn log(error: &Error, logged: &mut Option<(String, Instant)>) {
     }
     match error.meaning() {
         Meaning::Setup => tracing::error!(error = line, "cannot work; trying again, slowly"),
-        Meaning::Outage | Meaning::LoadScript | Meaning::StreamRefuses => {
+        Meaning::Outage | Meaning::StreamRefuses => {
             tracing::warn!(error = line, "a server is out of reach; trying again");
         }
     }

@@ -68,10 +68,10 @@ pub fn relay(postgres_url: &str, redis_url: &str) -> ProcessBuilder {
 pub enum RelayStep {
     /// Postgres has sent the page, the relay has not got it.
     PageRead,
-    /// The script is on its way.
-    ScriptSent,
-    /// The script has run, its reply is on its way.
-    ScriptRun,
+    /// The transaction of a page is on its way.
+    PageSent,
+    /// It has run, its reply is on its way.
+    PageRun,
     /// The checkpoint is on its way.
     CheckpointSent,
     /// The checkpoint is committed.
@@ -82,15 +82,15 @@ impl RelayStep {
     /// Whether the relay speaks to Redis then, and not to Postgres.
     #[must_use]
     pub fn is_of_redis(self) -> bool {
-        matches!(self, RelayStep::ScriptSent | RelayStep::ScriptRun)
+        matches!(self, RelayStep::PageSent | RelayStep::PageRun)
     }
 
     /// The request that it is about.
     #[must_use = "nothing is held before a proxy is told"]
     pub fn matcher(self) -> Matcher {
         match self {
-            RelayStep::PageRead => Matcher::sql("UNION ALL"),
-            RelayStep::ScriptSent | RelayStep::ScriptRun => Matcher::redis("EVALSHA"),
+            RelayStep::PageRead => Matcher::sql("FROM outbox.messages AS m WHERE m.id >"),
+            RelayStep::PageSent | RelayStep::PageRun => Matcher::redis("EXEC"),
             RelayStep::CheckpointSent | RelayStep::CheckpointWritten => {
                 Matcher::sql("UPDATE outbox.checkpoint")
             }
@@ -101,8 +101,8 @@ impl RelayStep {
     #[must_use]
     pub fn direction(self) -> Direction {
         match self {
-            RelayStep::ScriptSent | RelayStep::CheckpointSent => Direction::Request,
-            RelayStep::PageRead | RelayStep::ScriptRun | RelayStep::CheckpointWritten => {
+            RelayStep::PageSent | RelayStep::CheckpointSent => Direction::Request,
+            RelayStep::PageRead | RelayStep::PageRun | RelayStep::CheckpointWritten => {
                 Direction::Reply
             }
         }

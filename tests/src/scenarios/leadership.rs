@@ -86,7 +86,7 @@ async fn frozen(stage: &mut Stage, direction: Direction) -> Result {
     let leader = leader_among_standbys(stage).await?;
     let command = match stage.arm {
         Arm::Control => "XADD",
-        Arm::Outbox => "EVALSHA",
+        Arm::Outbox => "EXEC",
     };
     let redis = &stage.carriers[leader].link.redis;
     let page = redis.hold(Matcher::redis(command), direction);

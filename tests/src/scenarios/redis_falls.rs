@@ -119,7 +119,7 @@ async fn killed_and_empty(stage: &mut Stage) -> Result {
 async fn killed_before_a_reply(stage: &mut Stage) -> Result {
     let command = match stage.arm {
         Arm::Control => "XADD",
-        Arm::Outbox => "EVALSHA",
+        Arm::Outbox => "EXEC",
     };
     let redis = &stage.carriers[0].link.redis;
     let reply = redis.hold(Matcher::redis(command), Direction::Reply);

@@ -26,7 +26,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "the relay is killed before its script runs",
         Naive::MarkingLoop,
         Shows::Nothing,
-        |stage| Box::pin(killed_at(stage, Step::ScriptSent)),
+        |stage| Box::pin(killed_at(stage, Step::PageSent)),
     )
     .repeatable(),
     Scenario::new(
@@ -34,7 +34,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "the relay is killed after its script and before the reply",
         Naive::MarkingLoop,
         Shows::Harm(Column::DoubledInStream),
-        |stage| Box::pin(killed_at(stage, Step::ScriptRun)),
+        |stage| Box::pin(killed_at(stage, Step::PageRun)),
     )
     .repeatable(),
     Scenario::new(
@@ -77,7 +77,7 @@ fn moment(step: Step, arm: Arm) -> Moment {
     let matcher = match (arm, step) {
         (Arm::Outbox, step) => step.matcher(),
         (Arm::Control, Step::PageRead) => Matcher::sql("SKIP LOCKED"),
-        (Arm::Control, Step::ScriptSent | Step::ScriptRun) => Matcher::redis("XADD"),
+        (Arm::Control, Step::PageSent | Step::PageRun) => Matcher::redis("XADD"),
         (Arm::Control, Step::CheckpointSent | Step::CheckpointWritten) => Matcher::sql("COMMIT"),
     };
     Moment::new(net, matcher, step.direction())

@@ -75,6 +75,7 @@ impl Leader<'_> {
             error = error.one_line(),
             "publishing is interrupted; trying again"
         );
+        self.stand_up().await?;
         ::metrics::counter!(names::INTERRUPTIONS).increment(1);
         self.config
             .health

@@ -94,38 +94,53 @@ pub(crate) mod sql {
     pub(crate) const LAST_VALUE: &str =
         "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM outbox.messages_id_seq";
 
-    /// `R` and `Q`, on one snapshot. $1, $2: first and last ids of the gaps; $3: `high`; $4: rows at the
-    /// most in either part; $5: bytes at the most in either part; $6: rows of `Q` at the most.
-    ///
-    /// Both parts come in ascending order without a sort: the gaps are walked in the order of the
-    /// arrays and each by the primary key. The reader checks that. The running sum needs no order of its
-    /// own for the same reason, and a limit stops the walk early. The first row always passes.
-    pub(crate) const PAGE: &str = "
-        SELECT true, id, topic, ordering_key, message_key, event_type, created_at, content_type, headers,
-               payload, payload_binary, bytes, total
-        FROM (SELECT m.*, sum(m.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS total
-              FROM unnest($1::bigint[], $2::bigint[]) AS g(lo, hi)
-              CROSS JOIN LATERAL (SELECT * FROM outbox.messages AS i WHERE i.id BETWEEN g.lo AND g.hi
-                                  ORDER BY i.id LIMIT $4::bigint) AS m
-              LIMIT $4::bigint) AS r
-        WHERE total - bytes < $5::bigint
-        UNION ALL
+    /// `Q`: rows above $1, at most $2 and (but for the first) $3 bytes. A limit stops the walk along the primary key
+    /// early.
+    const NEW: &str = "
         SELECT false, id, topic, ordering_key, message_key, event_type, created_at, content_type, headers,
-               payload, payload_binary, bytes, total
+               payload, payload_binary, bytes, total, $UNFLUSHED
         FROM (SELECT m.*, sum(m.bytes) OVER (ORDER BY m.id ROWS UNBOUNDED PRECEDING) AS total
-              FROM outbox.messages AS m WHERE m.id > $3::bigint
-              ORDER BY m.id LIMIT $6::bigint) AS q
-        WHERE total - bytes < $5::bigint";
+              FROM outbox.messages AS m WHERE m.id > $1::bigint
+              ORDER BY m.id LIMIT $2::bigint) AS q
+        WHERE total - bytes < $3::bigint";
 
-    /// [`PAGE`], and the snapshot that it was read on.
-    pub(crate) fn page_with_snapshot() -> String {
-        PAGE.replace(
-            "bytes, total\n        FROM",
-            "bytes, total, (SELECT pg_current_snapshot()::text)\n        FROM",
-        )
+    /// `R`: rows in the gaps from $4 to $5, at most $6 and as many bytes.
+    ///
+    /// They come in ascending order without a sort: the gaps are walked in the order of the arrays and each by the
+    /// primary key. The reader checks that. The running sum needs no order of its own for the same reason.
+    const LATE: &str = "
+        SELECT true, id, topic, ordering_key, message_key, event_type, created_at, content_type, headers,
+               payload, payload_binary, bytes, total, $UNFLUSHED
+        FROM (SELECT m.*, sum(m.bytes) OVER (ROWS UNBOUNDED PRECEDING) AS total
+              FROM unnest($4::bigint[], $5::bigint[]) AS g(lo, hi)
+              CROSS JOIN LATERAL (SELECT * FROM outbox.messages AS i WHERE i.id BETWEEN g.lo AND g.hi
+                                  ORDER BY i.id LIMIT $6::bigint) AS m
+              LIMIT $6::bigint) AS r
+        WHERE total - bytes < $3::bigint";
+
+    /// The insert position of the log, if it was not flushed up to there, or has to reach a standby too. Looked up once
+    /// for all rows, on the statement's snapshot or later: what it shows is committed before that position.
+    const UNFLUSHED: &str = "(SELECT CASE WHEN flushed < inserted OR current_setting('synchronous_standby_names') <> ''
+                            THEN inserted END
+                FROM (SELECT pg_current_wal_flush_lsn() AS flushed, pg_current_wal_insert_lsn() AS inserted) AS log)";
+
+    /// `Q` alone, for when there are no gaps.
+    pub(crate) fn new_rows() -> String {
+        NEW.replace("$UNFLUSHED", UNFLUSHED)
     }
 
-    /// Rows of one topic ($6) in the ranges $1, $2, as `PAGE` returns them; $3: the last id looked at, $4, $5: limits.
+    /// `R` and `Q`, on one snapshot.
+    pub(crate) fn page() -> String {
+        format!("{LATE} UNION ALL {NEW}").replace("$UNFLUSHED", UNFLUSHED)
+    }
+
+    /// The same, and the snapshot that it was read on.
+    pub(crate) fn page_with_snapshot() -> String {
+        let and_snapshot = format!("{UNFLUSHED}, (SELECT pg_current_snapshot()::text)");
+        format!("{LATE} UNION ALL {NEW}").replace("$UNFLUSHED", &and_snapshot)
+    }
+
+    /// Rows of one topic ($6) in the ranges $1, $2, as [`page`] returns them; $3: the last id looked at, $4, $5: limits.
     pub(crate) const BLOCKED_PAGE: &str = "
         SELECT false, id, topic, ordering_key, message_key, event_type, created_at, content_type, headers,
                payload, payload_binary, bytes, total
@@ -137,10 +152,9 @@ pub(crate) mod sql {
               LIMIT $3::bigint) AS r
         WHERE total - bytes < $4::bigint";
 
-    /// How far the log has been written and flushed. An asynchronous commit is visible before it is flushed.
-    pub(crate) const WAL: &str = "SELECT pg_current_wal_insert_lsn(), pg_current_wal_flush_lsn(),
-        current_setting('synchronous_standby_names') <> ''";
-    pub(crate) const WAL_FLUSHED: &str = "SELECT pg_current_wal_flush_lsn()";
+    /// How far the log is flushed, and whether it has to reach standbys too.
+    pub(crate) const WAL_FLUSHED: &str = "
+        SELECT pg_current_wal_flush_lsn(), current_setting('synchronous_standby_names') <> ''";
 
     /// A commit that flushes the log and waits for synchronous standbys: it writes one record.
     pub(crate) const FORCE_FLUSH: &str = "SELECT pg_logical_emit_message(true, 'outbox', '')";
@@ -248,15 +262,18 @@ pub(crate) mod sql {
     pub(crate) const FORGET_MILESTONES: &str = "DELETE FROM outbox.milestones WHERE high < $1";
 
     /// One batch of the purge: rows above $1 up to $2, at most $3, with the record of its reach. Returns
-    /// how many went and the last id looked at.
+    /// how many went and the last id looked at. One range of the primary key: by a list of ids it took three times
+    /// as long.
     pub(crate) const PURGE: &str = "
-        WITH batch AS (SELECT id FROM outbox.messages WHERE id > $1 AND id <= $2 ORDER BY id LIMIT $3::bigint),
-             gone AS (DELETE FROM outbox.messages WHERE id IN (SELECT id FROM batch) RETURNING id),
-             reach AS (UPDATE outbox.purge SET purged_to = greatest(purged_to, (SELECT max(id) FROM batch))
-                       WHERE EXISTS (SELECT FROM batch))
-        SELECT count(*), max(id) FROM gone";
+        WITH batch AS (SELECT max(id) AS last FROM (SELECT id FROM outbox.messages WHERE id > $1 AND id <= $2
+                                                    ORDER BY id LIMIT $3::bigint) AS ids),
+             gone AS (DELETE FROM outbox.messages WHERE id > $1 AND id <= (SELECT last FROM batch) RETURNING 1),
+             reach AS (UPDATE outbox.purge SET purged_to = greatest(purged_to, last) FROM batch
+                       WHERE last IS NOT NULL)
+        SELECT (SELECT count(*) FROM gone), last FROM batch";
     pub(crate) const PURGED_TO: &str = "SELECT purged_to FROM outbox.purge";
-    /// Marks the purge's session, which may be silent between two orders.
+    /// Marks the purge's session, which may be silent between two orders. Its commits stay synchronous: they flush
+    /// the log for the reader, which waits for that.
     pub(crate) const BE_JANITOR: &str = "
         SET idle_session_timeout = 0;
         SELECT pg_advisory_lock_shared(1869968482, 6)";

@@ -1,11 +1,15 @@
 //! A message as the read statement returns it, without a copy of its bytes.
 
 use tokio_postgres::Row;
-use tokio_postgres::types::{FromSql, Type};
+use tokio_postgres::types::{FromSql, PgLsn, Type};
 
-/// A row of `sql::PAGE`. Columns by position, in the order of that statement.
+/// A row of `sql::page`. Columns by position, in the order of that statement.
 #[derive(Debug)]
-pub(crate) struct MessageRow(Row);
+pub(crate) struct MessageRow {
+    row: Row,
+    /// Asked for more often than everything else.
+    id: i64,
+}
 
 /// A value as it came over the wire. For text and json (not jsonb) these are the bytes that were written.
 struct Verbatim<'a>(&'a [u8]);
@@ -35,67 +39,75 @@ impl<'a> FromSql<'a> for Micros {
 
 impl From<Row> for MessageRow {
     fn from(row: Row) -> Self {
-        MessageRow(row)
+        MessageRow {
+            id: row.get(1),
+            row,
+        }
     }
 }
 
 impl MessageRow {
     /// Whether the row was found inside a gap (`R`), and not above `high` (`Q`).
     pub(crate) fn late(&self) -> bool {
-        self.0.get(0)
+        self.row.get(0)
     }
 
     pub(crate) fn id(&self) -> i64 {
-        self.0.get(1)
+        self.id
     }
 
     pub(crate) fn topic(&self) -> &str {
-        self.0.get(2)
+        self.row.get(2)
     }
 
     pub(crate) fn ordering_key(&self) -> Option<&str> {
-        self.0.get(3)
+        self.row.get(3)
     }
 
     pub(crate) fn message_key(&self) -> &str {
-        self.0.get(4)
+        self.row.get(4)
     }
 
     pub(crate) fn event_type(&self) -> Option<&str> {
-        self.0.get(5)
+        self.row.get(5)
     }
 
     /// Microseconds since 1970, UTC. Postgres counts them from 2000.
     pub(crate) fn created_at_us(&self) -> i64 {
-        self.0.get::<_, Micros>(6).0 + 946_684_800_000_000
+        self.row.get::<_, Micros>(6).0 + 946_684_800_000_000
     }
 
     pub(crate) fn content_type(&self) -> Option<&str> {
-        self.0.get(7)
+        self.row.get(7)
     }
 
     pub(crate) fn headers(&self) -> Option<&[u8]> {
-        self.0.get::<_, Option<Verbatim<'_>>>(8).map(|v| v.0)
+        self.row.get::<_, Option<Verbatim<'_>>>(8).map(|v| v.0)
     }
 
     pub(crate) fn payload(&self) -> &[u8] {
-        let json: Option<Verbatim<'_>> = self.0.get(9);
-        let binary: Option<Verbatim<'_>> = self.0.get(10);
+        let json: Option<Verbatim<'_>> = self.row.get(9);
+        let binary: Option<Verbatim<'_>> = self.row.get(10);
         json.or(binary).map_or(&[], |v| v.0)
     }
 
     /// What the row counts against the page's byte limit.
     pub(crate) fn bytes(&self) -> i64 {
-        i64::from(self.0.get::<_, i32>(11))
+        i64::from(self.row.get::<_, i32>(11))
     }
 
     /// That of this row and of those before it in the same part of the page.
     pub(crate) fn running_bytes(&self) -> i64 {
-        self.0.get(12)
+        self.row.get(12)
+    }
+
+    /// Up to where the log has to be flushed before the page may be published; none where it is.
+    pub(crate) fn unflushed(&self) -> Option<PgLsn> {
+        self.row.get(13)
     }
 
     /// The snapshot of the statement, where it was asked for.
     pub(crate) fn snapshot(&self) -> Option<&str> {
-        self.0.try_get(13).ok()
+        self.row.try_get(14).ok()
     }
 }

@@ -9,11 +9,11 @@ use crate::protocol::cursor::{Cursor, Step};
 use crate::protocol::layout::{Layout, hold_name, stream_name};
 use crate::protocol::place::Blocked;
 use crate::protocol::ranges::RangeSet;
-use crate::publisher::{PageWrite, Published, Publisher};
+use crate::publisher::{Entries, PageWrite, Published, Publisher};
 
 impl Progress {
     /// Holds a stream back at the cursor before the page.
-    pub(super) fn block(&mut self, stream: &str, rows: &[MessageRow], reason: String) -> Blocked {
+    pub(crate) fn block(&mut self, stream: &str, rows: &[MessageRow], reason: String) -> Blocked {
         let row = rows.iter().find(|row| {
             self.streams_of(row)
                 .first()
@@ -77,18 +77,10 @@ impl Progress {
                     .first()
                     .is_some_and(|stream| stream == name)
         };
-        let (streams, entries) = self.entries(rows.iter().filter(ours), &skipped, Some(name));
-        let write = PageWrite {
-            page: self.place.page,
-            streams: &streams,
-            entries: &entries,
-            step: &Step::default(),
-            gaps: self.place.cursor.gaps.len(),
-            blocked: &[(name.to_owned(), after.clone())],
-            layouts: &[],
-            drop_suspect: false,
-        };
-        match publisher.publish(&write).await? {
+        let mut write = self.without_step();
+        write.entries = self.entries(rows.iter().filter(ours), &skipped, Some(name));
+        write.blocked = vec![(name.to_owned(), after.clone())];
+        match publisher.publish(&mut write).await? {
             Published::StreamRefuses { .. } => Ok(false),
             Published::Done { redis_ms } => {
                 match after {
@@ -111,7 +103,7 @@ impl Progress {
     ) -> Result<()> {
         let name = hold_name(topic);
         let blocked = self.hold(name.clone(), topic.to_owned(), reason.to_owned());
-        self.write_marker(publisher, &[(name, Some(blocked))], &[])
+        self.write_marker(publisher, vec![(name, Some(blocked))], Vec::new())
             .await
     }
 
@@ -130,29 +122,35 @@ impl Progress {
             .unwrap_or_default()
             .changed_to(partitions);
         self.place.layouts.insert(topic.to_owned(), layout.clone());
+        self.layout_changes += 1;
         self.blocked_changed = true;
-        self.write_marker(publisher, &[], &[(topic.to_owned(), layout)])
+        self.write_marker(publisher, Vec::new(), vec![(topic.to_owned(), layout)])
             .await
+    }
+
+    /// A page that leaves the global cursor where it is.
+    fn without_step(&self) -> PageWrite {
+        PageWrite {
+            page: self.place.page,
+            entries: Entries::default(),
+            step: Step::default(),
+            gaps: self.place.cursor.gaps.len(),
+            blocked: Vec::new(),
+            layouts: Vec::new(),
+            drop_suspect: false,
+        }
     }
 
     /// A page without rows.
     pub(super) async fn write_marker(
         &mut self,
         publisher: &mut Publisher,
-        blocked: &[(String, Option<Blocked>)],
-        layouts: &[(String, Layout)],
+        blocked: Vec<(String, Option<Blocked>)>,
+        layouts: Vec<(String, Layout)>,
     ) -> Result<()> {
-        let write = PageWrite {
-            page: self.place.page,
-            streams: &[],
-            entries: &[],
-            step: &Step::default(),
-            gaps: self.place.cursor.gaps.len(),
-            blocked,
-            layouts,
-            drop_suspect: false,
-        };
-        match publisher.publish(&write).await? {
+        let mut write = self.without_step();
+        (write.blocked, write.layouts) = (blocked, layouts);
+        match publisher.publish(&mut write).await? {
             Published::Done { redis_ms } => self.passed(&Step::default(), redis_ms),
             Published::StreamRefuses { stream, .. } => {
                 return Err(Error::Invariant(format!(

@@ -8,8 +8,6 @@ pub enum Meaning {
     Outage,
     /// The set-up is wrong: exit at start. A relay that ran already keeps trying, slowly.
     Setup,
-    /// Redis forgot the script: load it and repeat.
-    LoadScript,
     /// One stream refuses entries: the others go on without it.
     StreamRefuses,
 }
@@ -101,7 +99,6 @@ pub fn of_redis(fault: RedisFault) -> Meaning {
         RedisFault::Connection => Meaning::Outage,
         RedisFault::Tls => Meaning::Setup,
         RedisFault::Reply(code) => match code {
-            ReplyCode::NoScript => Meaning::LoadScript,
             ReplyCode::NoPerm | ReplyCode::NoAuth | ReplyCode::WrongPass | ReplyCode::CrossSlot => {
                 Meaning::Setup
             }
@@ -117,16 +114,16 @@ pub fn of_redis(fault: RedisFault) -> Meaning {
             | ReplyCode::Busy
             | ReplyCode::Moved
             | ReplyCode::Ask
+            | ReplyCode::NoScript
             | ReplyCode::WrongType
             | ReplyCode::Unknown => Meaning::Outage,
         },
     }
 }
 
-/// What it means that one stream of a page refused its entry inside the publish script.
+/// What it means that one stream of a page refused its entry.
 ///
-/// `ERR` is what an exhausted stream id says: the script calls nothing on a stream that could fail
-/// with it otherwise.
+/// `ERR` is what an exhausted stream id says: nothing else about a well-formed XADD fails with it.
 pub fn of_stream(code: ReplyCode) -> Meaning {
     match code {
         ReplyCode::WrongType | ReplyCode::NoPerm | ReplyCode::Err => Meaning::StreamRefuses,
@@ -245,9 +242,5 @@ mod tests {
                 "{code}"
             );
         }
-        assert_eq!(
-            of_redis(RedisFault::Reply(ReplyCode::parse("NOSCRIPT"))),
-            Meaning::LoadScript
-        );
     }
 }

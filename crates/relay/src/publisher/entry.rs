@@ -1,110 +1,76 @@
-//! One message as a stream entry: the public contract of the fields and their order.
-//!
-//! Entries go to the page script packed, many in one argument. As arguments of their own, fifteen for each message, they cost
-//! Redis more time than the entries themselves: each is parsed, allocated and copied into Lua by itself.
+//! Messages as stream entries: the public contract of the fields and their order.
 
+use redis::Cmd;
 use time::OffsetDateTime;
 
 use crate::postgres::MessageRow;
 
-/// Entries are packed together up to so many bytes. An argument is thus far from Redis' limit (`proto-max-bulk-len`),
-/// unless a single message is not.
-const PARCEL_BYTES_MAX: usize = 256 << 10;
+/// Arguments of the longest XADD of ours.
+const ARGUMENTS_MAX: usize = 19;
 
-/// The entries of a page, packed.
+/// Bytes of an entry besides its values: names of fields, id and time.
+const FIXED_BYTES: usize = 160;
+
+/// The entries of a page, encoded as the commands that add them.
 #[derive(Debug, Default)]
-pub(super) struct Parcels {
-    packed: Vec<u8>,
-    /// Of each parcel: how many entries it has, and where it ends.
-    ends: Vec<(usize, usize)>,
+pub(crate) struct Entries {
+    /// The streams that they go to.
+    pub(super) streams: Vec<String>,
+    /// For each entry the index of its stream.
+    pub(super) stream_of: Vec<usize>,
+    /// For each entry its XADD. They are gone once the page is on its way.
+    pub(super) adds: Vec<Cmd>,
+    /// Bytes of payloads, headers and ordering keys.
+    pub(super) bytes: i64,
+    /// When the first message was written, in microseconds since 1970.
+    pub(super) first_created_us: Option<i64>,
 }
 
-impl Parcels {
-    /// Adds an entry to the stream at `key` of the script's KEYS.
-    ///
-    /// MessagePack: the index, the number of arguments that follow, and those: fields and values in the contract's
-    /// order.
-    pub(super) fn add(&mut self, key: usize, row: &MessageRow) {
-        let before = self.packed.len();
-        put(&mut self.packed, key, row);
-        let begun = self.ends.iter().rev().nth(1).map_or(0, |(_, end)| *end);
-        let after = self.packed.len();
-        match self.ends.last_mut() {
-            Some((entries, end)) if after - begun <= PARCEL_BYTES_MAX => {
-                *entries += 1;
-                *end = after;
-            }
-            _ => {
-                debug_assert_eq!(before, self.ends.last().map_or(0, |(_, end)| *end));
-                self.ends.push((1, after));
-            }
-        }
+impl Entries {
+    /// A stream of this page, by the index that [`Entries::add`] wants.
+    pub(crate) fn stream(&mut self, name: String) -> usize {
+        self.streams.push(name);
+        self.streams.len() - 1
     }
 
-    /// The parcels, each with the number of its entries.
-    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = (usize, &[u8])> {
-        let mut begin = 0;
-        self.ends.iter().map(move |(entries, end)| {
-            let parcel = &self.packed[begin..*end];
-            begin = *end;
-            (*entries, parcel)
-        })
+    /// Adds a message to one of the streams.
+    pub(crate) fn add(&mut self, stream: usize, row: &MessageRow) {
+        self.adds.push(xadd(&self.streams[stream], row));
+        self.stream_of.push(stream);
+        self.bytes += row.bytes();
+        self.first_created_us
+            .get_or_insert_with(|| row.created_at_us());
     }
 }
 
-fn put(to: &mut Vec<u8>, key: usize, row: &MessageRow) {
-    let (ordering_key, event_type) = (row.ordering_key(), row.event_type());
-    let (content_type, headers) = (row.content_type(), row.headers());
-    let fields = 4
-        + usize::from(ordering_key.is_some())
-        + usize::from(event_type.is_some())
-        + usize::from(content_type.is_some())
-        + usize::from(headers.is_some());
-    number(to, key);
-    number(to, 2 * fields);
+fn xadd(stream: &str, row: &MessageRow) -> Cmd {
+    let (message_key, payload) = (row.message_key().as_bytes(), row.payload());
+    let ordering_key = row.ordering_key().map(str::as_bytes);
+    let event_type = row.event_type().map(str::as_bytes);
+    let content_type = row.content_type().map(str::as_bytes);
+    let headers = row.headers();
+    let mut bytes = FIXED_BYTES + stream.len() + message_key.len() + payload.len();
+    for value in [ordering_key, event_type, content_type, headers] {
+        bytes += value.map_or(0, <[u8]>::len);
+    }
+    // Its whole size at once: growing step by step takes longer than everything else here.
+    let mut xadd = Cmd::with_capacity(ARGUMENTS_MAX, bytes);
     let mut digits = [0; 20];
-    field(to, "id", decimal(row.id(), &mut digits));
-    field(to, "message_key", row.message_key().as_bytes());
-    if let Some(ordering_key) = ordering_key {
-        field(to, "ordering_key", ordering_key.as_bytes());
-    }
-    if let Some(event_type) = event_type {
-        field(to, "event_type", event_type.as_bytes());
-    }
-    field(to, "created_at", &created_at(row.created_at_us()));
-    if let Some(content_type) = content_type {
-        field(to, "content_type", content_type.as_bytes());
-    }
-    if let Some(headers) = headers {
-        field(to, "headers", headers);
-    }
-    field(to, "payload", row.payload());
-}
-
-fn field(to: &mut Vec<u8>, name: &str, value: &[u8]) {
-    bytes(to, name.as_bytes());
-    bytes(to, value);
-}
-
-/// A MessagePack string, which may hold any bytes in Lua.
-fn bytes(to: &mut Vec<u8>, value: &[u8]) {
-    let length = u32::try_from(value.len()).expect("Postgres has no value of 4 GB");
-    match length.to_be_bytes() {
-        [0, 0, 0, short @ ..=31] => to.push(0xa0 | short),
-        [0, 0, 0, byte] => to.extend_from_slice(&[0xd9, byte]),
-        [0, 0, high, low] => to.extend_from_slice(&[0xda, high, low]),
-        [a, b, c, d] => to.extend_from_slice(&[0xdb, a, b, c, d]),
-    }
-    to.extend_from_slice(value);
-}
-
-/// A MessagePack number: an index of KEYS, or a number of arguments.
-fn number(to: &mut Vec<u8>, value: usize) {
-    let value = u32::try_from(value).expect("a page has at most 10,000 streams");
-    match value.to_be_bytes() {
-        [0, 0, 0, small @ ..=127] => to.push(small),
-        [a, b, c, d] => to.extend_from_slice(&[0xce, a, b, c, d]),
-    }
+    xadd.arg("XADD").arg(stream).arg("*");
+    xadd.arg("id").arg(decimal(row.id(), &mut digits));
+    xadd.arg("message_key").arg(message_key);
+    let mut field = |name: &str, value: Option<&[u8]>| {
+        if let Some(value) = value {
+            xadd.arg(name).arg(value);
+        }
+    };
+    field("ordering_key", ordering_key);
+    field("event_type", event_type);
+    field("created_at", Some(&created_at(row.created_at_us())));
+    field("content_type", content_type);
+    field("headers", headers);
+    field("payload", Some(payload));
+    xadd
 }
 
 fn decimal(id: i64, digits: &mut [u8; 20]) -> &[u8] {
@@ -162,40 +128,6 @@ mod tests {
         assert_eq!(text(1_764_408_896_000_001), "2025-11-29T09:34:56.000001Z");
         assert_eq!(text(-62_135_596_800_000_000), "0001-01-01T00:00:00.000000Z");
         assert_eq!(text(253_402_300_799_999_999), "9999-12-31T23:59:59.999999Z");
-    }
-
-    #[test]
-    fn strings_are_packed_with_the_shortest_head_that_holds_their_length() {
-        for (length, head) in [
-            (0, &[0xa0][..]),
-            (31, &[0xbf]),
-            (32, &[0xd9, 32]),
-            (255, &[0xd9, 255]),
-            (256, &[0xda, 1, 0]),
-            (65_535, &[0xda, 255, 255]),
-            (65_536, &[0xdb, 0, 1, 0, 0]),
-        ] {
-            let mut packed = Vec::new();
-            bytes(&mut packed, &vec![b'x'; length]);
-            assert_eq!(
-                (&packed[..head.len()], packed.len()),
-                (head, head.len() + length)
-            );
-        }
-    }
-
-    #[test]
-    fn numbers_are_packed_small_where_they_are() {
-        for (value, expected) in [
-            (3, &[3][..]),
-            (127, &[127]),
-            (128, &[0xce, 0, 0, 0, 128]),
-            (10_002, &[0xce, 0, 0, 39, 18]),
-        ] {
-            let mut packed = Vec::new();
-            number(&mut packed, value);
-            assert_eq!(packed, expected);
-        }
     }
 
     #[test]

@@ -16,10 +16,11 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Script, Value};
+use redis::{Cmd, Value};
 use uuid::Uuid;
 
 pub use address::RedisTls;
+pub(crate) use entry::Entries;
 pub(crate) use page::{PageWrite, Published, may_be_the_page};
 pub(crate) use replay::{REPLAY_FIELD, ReplayProgress, ReplayStep, Replayer, Stepped};
 pub(crate) use rights::{consumer_acl, relay_acl};
@@ -34,7 +35,8 @@ use crate::protocol::failure::{RedisFault, ReplyCode};
 use crate::protocol::place::{Place, Suspect};
 use crate::protocol::start::MarkerFound;
 
-const PAGE_LUA: &str = include_str!("page.lua");
+const OPEN_LUA: &str = include_str!("open.lua");
+const CLOSE_LUA: &str = include_str!("close.lua");
 const TAKE_LUA: &str = include_str!("take.lua");
 
 /// For how long what was published can come again: consumers remember what they applied for longer.
@@ -49,49 +51,60 @@ pub(crate) struct Kept {
 /// The oldest Redis that knows scripts which are refused as a whole (`#!lua`).
 const REDIS_VERSION_MIN: u32 = 7;
 
-/// A connection to Redis with the scripts loaded.
+/// A connection to Redis.
 #[derive(Debug)]
 pub(crate) struct Publisher {
     connection: MultiplexedConnection,
     marker_key: String,
     gaps_key: String,
-    page: Script,
-    take: Script,
+    /// What a page's transaction notes for its own end.
+    note_key: String,
+    open: String,
+    close: String,
     /// Drawn anew at each take-over: an epoch can come twice when both servers fall back.
     leadership: Uuid,
 }
 
-/// The keys that the relay uses besides the streams; no topic contains a colon.
-fn keys(prefix: &str) -> (String, String) {
-    (
-        format!("{prefix}relay:marker"),
-        format!("{prefix}relay:gaps"),
-    )
+/// The keys that the relay uses besides the streams.
+struct Keys {
+    marker: String,
+    gaps: String,
+    note: String,
+}
+
+/// No topic contains a colon, so none of these is a stream.
+fn keys(prefix: &str) -> Keys {
+    let key = |name: &str| format!("{prefix}relay:{name}");
+    Keys {
+        marker: key("marker"),
+        gaps: key("gaps"),
+        note: key("page"),
+    }
 }
 
 impl Publisher {
-    /// Connects, checks that this Redis can carry the streams, and loads the scripts.
+    /// Connects, and checks that this Redis can carry the streams.
     ///
     /// # Errors
     ///
-    /// Those of the connection, or [`Error::Setup`] when this Redis may lose entries or cannot run the scripts.
+    /// Those of the connection, or [`Error::Setup`] when this Redis may lose entries or is too old.
     pub(crate) async fn connect(
         target: &RedisTarget,
         prefix: &str,
         limit: Duration,
     ) -> Result<Self> {
         let connection = target.connect(limit).await?;
-        let (marker_key, gaps_key) = keys(prefix);
+        let keys = keys(prefix);
         let mut publisher = Publisher {
             connection,
-            marker_key,
-            gaps_key,
-            page: Script::new(PAGE_LUA),
-            take: Script::new(TAKE_LUA),
+            marker_key: keys.marker,
+            gaps_key: keys.gaps,
+            note_key: keys.note,
+            open: without_comments(OPEN_LUA),
+            close: without_comments(CLOSE_LUA),
             leadership: Uuid::nil(),
         };
         publisher.check_server(prefix).await?;
-        publisher.load_scripts().await?;
         Ok(publisher)
     }
 
@@ -138,19 +151,6 @@ impl Publisher {
                 ),
                 "set maxmemory-policy noeviction",
             );
-        }
-        Ok(())
-    }
-
-    async fn load_scripts(&mut self) -> Result<()> {
-        for script in [&self.page, &self.take] {
-            script
-                .load_async(&mut self.connection)
-                .await
-                .map_err(|source| Error::Redis {
-                    doing: "load the scripts",
-                    source,
-                })?;
         }
         Ok(())
     }
@@ -255,7 +255,8 @@ impl Publisher {
             kept,
         };
         let fields = marker::fields(&about, place, suspect);
-        let mut script = script_call(&self.take, &[&self.marker_key, &self.gaps_key]);
+        let keys = [&self.marker_key, &self.gaps_key, &self.note_key];
+        let mut script = script_call(TAKE_LUA, keys);
         script.arg(before).arg(page).arg(fields.len()).arg(fields);
         script.arg(2 * place.cursor.gaps.len());
         for (lo, hi) in place.cursor.gaps.iter() {
@@ -263,6 +264,10 @@ impl Publisher {
         }
         match self.call("take the leadership", &script).await?.as_slice() {
             [done] if done == "taken" => Ok(()),
+            [lacks, command, said] if lacks == "lacks" => Err(Error::Setup {
+                problem: format!("this Redis user has no rights to {command} ({said})"),
+                remedy: "give it the rights that the README lists".to_owned(),
+            }),
             [_, epoch, page] => Err(Error::Moved {
                 epoch: epoch.clone(),
                 page: page.clone(),
@@ -284,8 +289,15 @@ impl Publisher {
     }
 }
 
-fn script_call(script: &Script, keys: &[&String]) -> Cmd {
-    let mut call = redis::cmd("EVALSHA");
-    call.arg(script.get_hash()).arg(keys.len()).arg(keys);
+fn script_call<'k>(script: &str, keys: impl IntoIterator<Item = &'k String>) -> Cmd {
+    let keys: Vec<&String> = keys.into_iter().collect();
+    let mut call = redis::cmd("EVAL");
+    call.arg(script).arg(keys.len()).arg(keys);
     call
+}
+
+/// A script as it goes with every page: Redis hashes the whole text each time.
+fn without_comments(script: &str) -> String {
+    let lines = script.lines().filter(|line| !line.starts_with("--"));
+    lines.collect::<Vec<_>>().join("\n")
 }

@@ -1,13 +1,12 @@
-//! One page as it goes out: the call of the script, and what its reply means.
+//! One page as it goes out: a transaction of its entries and the marker, and what its reply means.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use redis::{Cmd, ErrorKind};
+use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
 
-use super::{Publisher, entry::Parcels, marker, script_call};
+use super::{Entries, Publisher, marker, script_call};
 use crate::error::{Error, Result, redis_fault};
 use crate::metric_names as names;
-use crate::postgres::MessageRow;
 use crate::protocol::cursor::Step;
 use crate::protocol::failure::{Meaning, RedisFault, ReplyCode, of_redis, of_stream};
 use crate::protocol::layout::Layout;
@@ -32,21 +31,19 @@ pub(crate) enum Published {
 
 /// One page as it goes out.
 #[derive(Debug)]
-pub(crate) struct PageWrite<'a> {
+pub(crate) struct PageWrite {
     /// The page number that the marker must have. The new one is the next.
     pub(crate) page: i64,
-    /// The streams of the page.
-    pub(crate) streams: &'a [String],
-    /// The entries: index of the stream, and the message.
-    pub(crate) entries: &'a [(usize, &'a MessageRow)],
+    /// The entries.
+    pub(crate) entries: Entries,
     /// The change of the cursor.
-    pub(crate) step: &'a Step,
+    pub(crate) step: Step,
     /// How many ranges of gaps there are after it.
     pub(crate) gaps: usize,
     /// Blocked streams whose cursor changed; none means that the stream is blocked no longer.
-    pub(crate) blocked: &'a [(String, Option<Blocked>)],
+    pub(crate) blocked: Vec<(String, Option<Blocked>)>,
     /// Topics whose layout changed.
-    pub(crate) layouts: &'a [(String, Layout)],
+    pub(crate) layouts: Vec<(String, Layout)>,
     /// No row is suspect any longer.
     pub(crate) drop_suspect: bool,
 }
@@ -54,30 +51,29 @@ pub(crate) struct PageWrite<'a> {
 impl Publisher {
     /// Publishes one page.
     ///
-    /// The script runs as a whole or not at all, and its effects reach replicas and the append-only
-    /// file as one transaction. So after a crash of either side the page and the marker are both
-    /// there or both missing, and a reply that was lost is found out by reading the marker.
+    /// A transaction of Redis (MULTI) runs as a whole or not at all, and its effects reach replicas and the
+    /// append-only file as one. So after a crash of either side the page and the marker are both there or both
+    /// missing, and a reply that was lost is found out by reading the marker. What a transaction does not do is roll
+    /// back: its last command, `close.lua`, compares the marker and what was added, and takes entries back.
     ///
     /// # Errors
     ///
     /// [`Error::Moved`] when the marker has another leadership or page; [`Error::Redis`] when Redis refuses the
     /// whole page or the reply does not come, in which case the page may be published or not.
-    pub(crate) async fn publish(&mut self, write: &PageWrite<'_>) -> Result<Published> {
-        let script = self.page_call(write);
+    pub(crate) async fn publish(&mut self, write: &mut PageWrite) -> Result<Published> {
+        let transaction = self.transaction(write);
         let handed_over = Instant::now();
-        let reply = match self.call("publish a page", &script).await {
-            Err(error) if error.meaning() == Meaning::LoadScript => {
-                self.load_scripts().await?;
-                self.call("publish a page", &script).await?
-            }
-            Err(Error::Redis { source, doing }) if is_missing_right(&source) => {
-                return self
-                    .stream_without_rights(write, Error::Redis { source, doing })
-                    .await;
-            }
-            other => other?,
+        let mut replies: Vec<Value> = match transaction.query_async(&mut self.connection).await {
+            Ok(replies) => replies,
+            Err(source) => return not_run(write, source),
         };
-        match reply
+        let verdict = match replies.pop() {
+            Some(Value::ServerError(error)) => return Err(failed(error.into())),
+            verdict => verdict.unwrap_or(Value::Nil),
+        };
+        let verdict: Vec<String> = redis::from_redis_value(verdict)
+            .map_err(|error| Error::Invariant(format!("the verdict on a page: {error}")))?;
+        match verdict
             .iter()
             .map(String::as_str)
             .collect::<Vec<_>>()
@@ -94,83 +90,54 @@ impl Publisher {
                 epoch: (*epoch).to_owned(),
                 page: (*page).to_owned(),
             }),
-            ["refused", key, reason] => self.refused(write, key, reason),
+            ["refused"] => {
+                let error =
+                    replies
+                        .into_iter()
+                        .enumerate()
+                        .find_map(|(command, reply)| match reply {
+                            Value::ServerError(error) => Some((command, error)),
+                            _ => None,
+                        });
+                let (command, error) = error.ok_or_else(|| {
+                    Error::Invariant("a page was taken back without an error".into())
+                })?;
+                refused(write, command, error.into())
+            }
             other => Err(Error::Invariant(format!(
-                "the page script replied {other:?}"
+                "the verdict on a page is {other:?}"
             ))),
         }
     }
 
-    /// Finds the stream that this user may not write to. Redis checks the rights to all keys of a call before it
-    /// runs the script, and names none of them; so it is asked about each stream alone. The script does nothing
-    /// there, since no marker has an empty leadership.
-    async fn stream_without_rights(
-        &mut self,
-        write: &PageWrite<'_>,
-        error: Error,
-    ) -> Result<Published> {
-        for stream in write.streams {
-            let mut probe = script_call(&self.page, &[&self.marker_key, &self.gaps_key, stream]);
-            probe.arg("").arg("").arg(0);
-            match self
-                .call("look for the stream that is refused", &probe)
-                .await
-            {
-                Ok(_) => {}
-                Err(Error::Redis { source, .. }) if is_missing_right(&source) => {
-                    let said = source.detail().unwrap_or_default();
-                    return Ok(Published::StreamRefuses {
-                        stream: stream.clone(),
-                        reason: format!("NOPERM {said}").chars().take(300).collect(),
-                    });
-                }
-                Err(other) => return Err(other),
-            }
+    /// `open.lua`, the entries, `close.lua`. The scripts go as text and not by their hash: one that Redis has
+    /// forgotten would fail in the middle of the transaction and leave the rest of it.
+    fn transaction(&self, write: &mut PageWrite) -> Pipeline {
+        let adds = std::mem::take(&mut write.entries.adds);
+        let mut transaction = Pipeline::with_capacity(adds.len() + 2);
+        transaction.atomic().ignore_errors();
+        let noted = [&self.note_key].into_iter().chain(&write.entries.streams);
+        transaction.add_command(script_call(&self.open, noted));
+        for add in adds {
+            transaction.add_command(add);
         }
-        // Not a stream: the marker, the gaps or the script itself.
-        Err(error)
+        transaction.add_command(self.close_call(write));
+        transaction
     }
 
-    fn refused(&self, write: &PageWrite<'_>, key: &str, reason: &str) -> Result<Published> {
-        let stream = key
-            .parse::<usize>()
-            .ok()
-            .and_then(|key| write.streams.get(key.checked_sub(3)?));
-        let Some(stream) = stream else {
-            return Err(Error::Invariant(format!(
-                "the page script refused key {key}"
-            )));
-        };
-        let reason = reason.trim_start_matches('-');
-        let code = reason.split_ascii_whitespace().next().unwrap_or_default();
-        match of_stream(ReplyCode::parse(code)) {
-            Meaning::StreamRefuses => Ok(Published::StreamRefuses {
-                stream: stream.clone(),
-                reason: reason.chars().take(300).collect(),
-            }),
-            Meaning::Outage | Meaning::Setup | Meaning::LoadScript => Err(Error::Redis {
-                doing: "publish a page",
-                source: (ErrorKind::Extension, "a stream refused", reason.to_owned()).into(),
-            }),
+    fn close_call(&self, write: &PageWrite) -> Cmd {
+        let mut added = vec![0_usize; write.entries.streams.len()];
+        for stream in &write.entries.stream_of {
+            added[*stream] += 1;
         }
-    }
-
-    fn page_call(&self, write: &PageWrite<'_>) -> Cmd {
-        let mut keys = vec![&self.marker_key, &self.gaps_key];
-        keys.extend(write.streams);
-        let mut script = script_call(&self.page, &keys);
-        let mut parcels = Parcels::default();
-        for (stream, row) in write.entries {
-            parcels.add(stream + 3, row);
-        }
+        let keys = [&self.marker_key, &self.gaps_key, &self.note_key];
+        let mut script = script_call(&self.close, keys.into_iter().chain(&write.entries.streams));
         script
             .arg(self.leadership.to_string())
             .arg(write.page)
-            .arg(parcels.iter().len());
-        for (entries, parcel) in parcels.iter() {
-            script.arg(entries).arg(parcel);
-        }
-        let mut fields = vec!["page".to_owned(), (write.page + 1).to_string()];
+            .arg(added);
+        let mut fields = vec!["redis_ms".to_owned(), String::new()];
+        fields.extend(["page".to_owned(), (write.page + 1).to_string()]);
         fields.extend(["gaps".to_owned(), write.gaps.to_string()]);
         if let Some((high, high_key)) = &write.step.high {
             fields.extend([
@@ -181,7 +148,7 @@ impl Publisher {
             ]);
         }
         let mut dropped = Vec::new();
-        for (stream, blocked) in write.blocked {
+        for (stream, blocked) in &write.blocked {
             match blocked {
                 Some(blocked) => fields.extend([
                     marker::blocked_field(stream),
@@ -190,7 +157,7 @@ impl Publisher {
                 None => dropped.push(marker::blocked_field(stream)),
             }
         }
-        for (topic, layout) in write.layouts {
+        for (topic, layout) in &write.layouts {
             fields.extend([marker::layout_field(topic), layout.encode()]);
         }
         if write.drop_suspect {
@@ -207,16 +174,60 @@ impl Publisher {
     }
 }
 
+/// The transaction was refused before it ran, or no reply came.
+fn not_run(write: &PageWrite, source: RedisError) -> Result<Published> {
+    let Some(errors) = source.clone().into_server_errors() else {
+        return Err(failed(source));
+    };
+    // The scripts name all streams, so their errors do not tell which one is meant.
+    let of_entry = errors
+        .iter()
+        .find(|(command, _)| stream_of(write, *command).is_some());
+    match of_entry.or(errors.first()) {
+        Some((command, error)) => refused(write, *command, error.clone().into()),
+        None => Err(failed(source)),
+    }
+}
+
+/// One command of a page was refused, and nothing of the page is left.
+fn refused(write: &PageWrite, command: usize, source: RedisError) -> Result<Published> {
+    let code = source.code().map_or(ReplyCode::Unknown, ReplyCode::parse);
+    match (stream_of(write, command), of_stream(code)) {
+        (Some(stream), Meaning::StreamRefuses) => {
+            let said = [source.code(), source.detail()].into_iter().flatten();
+            let said = said.collect::<Vec<_>>().join(" ");
+            Ok(Published::StreamRefuses {
+                stream: stream.clone(),
+                reason: said.chars().take(300).collect(),
+            })
+        }
+        _ => Err(failed(source)),
+    }
+}
+
+/// The stream that a command of the page's transaction adds to.
+fn stream_of(write: &PageWrite, command: usize) -> Option<&String> {
+    let stream = write.entries.stream_of.get(command.checked_sub(1)?)?;
+    write.entries.streams.get(*stream)
+}
+
+fn failed(source: RedisError) -> Error {
+    Error::Redis {
+        doing: "publish a page",
+        source,
+    }
+}
+
 /// Counts a page that was published.
-fn count(write: &PageWrite<'_>, took: Duration) {
-    let bytes: i64 = write.entries.iter().map(|(_, row)| row.bytes()).sum();
+fn count(write: &PageWrite, took: Duration) {
     ::metrics::counter!(names::PAGES).increment(1);
-    ::metrics::counter!(names::PUBLISHED).increment(write.entries.len() as u64);
-    ::metrics::counter!(names::PUBLISHED_BYTES).increment(u64::try_from(bytes).unwrap_or(0));
+    ::metrics::counter!(names::PUBLISHED).increment(write.entries.stream_of.len() as u64);
+    ::metrics::counter!(names::PUBLISHED_BYTES)
+        .increment(u64::try_from(write.entries.bytes).unwrap_or(0));
     ::metrics::histogram!(names::PAGE_SECONDS).record(took.as_secs_f64());
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    if let (Some((_, first)), Ok(now)) = (write.entries.first(), now) {
-        let delay = now.as_secs_f64() - first.created_at_us() as f64 / 1e6;
+    if let (Some(first), Ok(now)) = (write.entries.first_created_us, now) {
+        let delay = now.as_secs_f64() - first as f64 / 1e6;
         ::metrics::histogram!(names::DELAY_SECONDS).record(delay.max(0.0));
     }
 }
@@ -226,7 +237,9 @@ pub(crate) fn may_be_the_page(error: &Error) -> bool {
     let Error::Redis { source, .. } = error else {
         return false;
     };
-    if source.is_timeout() || source.is_connection_refusal() {
+    // The client cannot make sense of a transaction that was discarded as a whole; the connection stands.
+    let discarded = source.kind() == ErrorKind::UnexpectedReturnType;
+    if discarded || source.is_timeout() || source.is_connection_refusal() {
         return false;
     }
     let fault = redis_fault(source);
@@ -234,8 +247,4 @@ pub(crate) fn may_be_the_page(error: &Error) -> bool {
         fault,
         RedisFault::Connection | RedisFault::Reply(ReplyCode::Err)
     ) && of_redis(fault) == Meaning::Outage
-}
-
-fn is_missing_right(error: &redis::RedisError) -> bool {
-    redis_fault(error) == RedisFault::Reply(ReplyCode::NoPerm)
 }

@@ -51,6 +51,8 @@ pub(crate) const RELAY: &[Command] = &[
     command("hmget", Keys::Relay),
     command("hset", Keys::Relay),
     command("hdel", Keys::Relay),
+    command("get", Keys::Relay),
+    command("set", Keys::Relay),
     command("del", Keys::Relay),
 ];
 

@@ -1,7 +1,7 @@
 #!lua
 -- Takes the leadership: replaces marker and gaps, if the marker is still the one that was read.
 --
--- KEYS: the marker, the gaps.
+-- KEYS: the marker, the gaps, and the note of the page under way.
 -- ARGV: leadership and page of the marker that was read, both empty for none; the number of marker
 --   arguments and those (fields and values); the number of gap arguments and those (first and last ids).
 
@@ -10,6 +10,18 @@ local CHUNK = 4000 -- arguments of one call; Lua's stack holds about 8000
 local found = redis.call('HMGET', KEYS[1], 'leadership', 'page', 'epoch')
 if (found[1] or '') ~= ARGV[1] or (found[2] or '') ~= ARGV[2] then
   return {'moved', found[3] or '', found[2] or ''}
+end
+
+-- A right that the scripts of a page lack must show here, where nothing is left half done.
+local note = KEYS[3]
+for _, command in ipairs({
+  {'SET', note, ''}, {'GET', note}, {'DEL', note}, {'HSET', note, 'a', ''}, {'HDEL', note, 'a'},
+  {'XLEN', note}, {'XREVRANGE', note, '+', '-'}, {'XDEL', note, '0-0'}, {'TIME'},
+}) do
+  local reply = redis.pcall(unpack(command))
+  if type(reply) == 'table' and reply.err then
+    return {'lacks', command[1], reply.err}
+  end
 end
 
 redis.call('DEL', KEYS[1], KEYS[2])

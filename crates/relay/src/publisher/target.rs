@@ -41,7 +41,7 @@ impl RedisTarget {
         Ok(RedisTarget {
             address: Address::parse("--redis-url", url, &tls)?,
             file: None,
-            marker_key: keys("").0,
+            marker_key: keys("").marker,
         })
     }
 
@@ -55,14 +55,14 @@ impl RedisTarget {
         Ok(RedisTarget {
             address: read(file, &tls)?,
             file: Some((file.to_owned(), tls)),
-            marker_key: keys("").0,
+            marker_key: keys("").marker,
         })
     }
 
     /// The same for the outbox with this prefix: in a cluster, connections then lead to the node that owns its keys.
     #[must_use]
     pub fn for_prefix(mut self, prefix: &str) -> Self {
-        self.marker_key = keys(prefix).0;
+        self.marker_key = keys(prefix).marker;
         self
     }
 

@@ -250,8 +250,8 @@ async fn a_redis_user_without_rights() {
     let mut redis = pair.redis.connect().await.unwrap();
     for rules in [
         "+ping",
-        "~* +@all -script",
-        "~* +@all -evalsha",
+        "~* +@all -eval",
+        "~* +@all -xlen",
         "~other:* +@all",
     ] {
         let mut user = redis::cmd("ACL");

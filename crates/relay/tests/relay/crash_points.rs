@@ -68,12 +68,12 @@ async fn killed_after_a_page_was_read_loses_and_doubles_nothing() {
 
 #[tokio::test]
 async fn killed_while_the_script_is_on_its_way_loses_and_doubles_nothing() {
-    killed_at(Step::ScriptSent).await;
+    killed_at(Step::PageSent).await;
 }
 
 #[tokio::test]
 async fn killed_before_the_scripts_reply_loses_and_doubles_nothing() {
-    killed_at(Step::ScriptRun).await;
+    killed_at(Step::PageRun).await;
 }
 
 #[tokio::test]
@@ -92,7 +92,7 @@ async fn a_page_of_a_dead_relay_that_arrives_late_does_nothing() {
     let proxies = Proxies::before(&pair).await;
     let first = proxies.relay(&pair);
     pair.leads(&first).await;
-    let hold = proxies.hold(Step::ScriptSent, 1);
+    let hold = proxies.hold(Step::PageSent, 1);
     pair.write("orders", "orders", BACKLOG).await;
     hold.reached().await.unwrap();
     first.kill9();
@@ -114,7 +114,7 @@ async fn a_page_of_a_dead_relay_that_arrives_before_the_next_one_leads_counts() 
     let proxies = Proxies::before(&pair).await;
     let first = proxies.relay(&pair);
     pair.leads(&first).await;
-    let hold = proxies.hold(Step::ScriptSent, 2);
+    let hold = proxies.hold(Step::PageSent, 2);
     pair.write("orders", "orders", BACKLOG).await;
     hold.reached().await.unwrap();
     first.kill9();
@@ -179,7 +179,7 @@ async fn killed_while_taking_over(matcher: Matcher, direction: Direction) {
 
 #[tokio::test]
 async fn killed_after_taking_the_marker_loses_and_doubles_nothing() {
-    killed_while_taking_over(Matcher::redis("EVALSHA"), Direction::Reply).await;
+    killed_while_taking_over(Matcher::redis("EVAL"), Direction::Reply).await;
 }
 
 #[tokio::test]

@@ -92,7 +92,7 @@ async fn a_copy_that_commits_between_two_reads_comes_whole_and_before_what_follo
     let relay = leading(relay).await;
     assert_eq!(outbox.insert("ahead").await, 1_001);
     outbox.arrives("ahead").await;
-    let reading = proxy.hold(Matcher::sql("FROM unnest($1::bigint[]"), Direction::Request);
+    let reading = proxy.hold(Matcher::sql("FROM unnest($4::bigint[]"), Direction::Request);
     reading.reached().await.unwrap();
     copier.batch_execute("COMMIT").await.unwrap();
     insert_ordered(&outbox.db, "follower", "k").await;

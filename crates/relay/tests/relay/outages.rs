@@ -244,7 +244,7 @@ async fn a_reply_that_is_lost_doubles_nothing() {
     let relay = relay.args(["--page-rows", "50"]).spawn().unwrap();
     pair.leads(&relay).await;
     for n in 0..5 {
-        let hold = proxy.hold(Matcher::redis("EVALSHA").nth(2), Direction::Reply);
+        let hold = proxy.hold(Matcher::redis("EXEC").nth(2), Direction::Reply);
         pair.write("orders", &format!("lost-{n}"), 300).await;
         hold.reached().await.unwrap();
         hold.drop_it();

@@ -72,7 +72,7 @@ async fn a_relay_stops_while_redis_is_frozen() {
             .wait_for_line("standing by", DEADLINE)
             .await
             .unwrap();
-        let hold = proxy.hold(Matcher::redis("EVALSHA").nth(3), Direction::Request);
+        let hold = proxy.hold(Matcher::redis("EXEC").nth(3), Direction::Request);
         if backlog > 0 {
             pair.write("orders", "backlog", backlog).await;
             hold.reached().await.unwrap();
