@@ -71,8 +71,11 @@ impl Inbox {
             .any(|message| self.gate.is_old(message, now))
         {
             // The purge deletes keys only after it has changed this row, which now waits for our commit.
+            let purged_through = self
+                .bounded(tx.prepare_cached(queries::PURGED_THROUGH))
+                .await?;
             let row = self
-                .bounded(tx.query_opt(queries::PURGED_THROUGH, &[&self.group]))
+                .bounded(tx.query_opt(&purged_through, &[&self.group]))
                 .await?;
             let through: Option<OffsetDateTime> = row.and_then(|row| row.get(0));
             if let Some(through) = through {

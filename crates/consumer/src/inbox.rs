@@ -187,7 +187,7 @@ impl Inbox {
         let (opened, owned, taken, unlimited) = tokio::join!(
             self.bounded(transaction.batch_execute(&self.opening)),
             self.bounded(self.holds_lease(&transaction, &hold_lease, &source)),
-            self.bounded(transaction.query(&take_keys, &parameters)),
+            self.bounded(transaction.query_one(&take_keys, &parameters)),
             self.bounded(transaction.batch_execute("SET LOCAL lock_timeout TO DEFAULT")),
         );
         opened?;
@@ -197,11 +197,15 @@ impl Inbox {
         let taken = taken?;
         unlimited?;
 
-        let identity: Option<(String, i32)> = taken.first().map(|row| (row.get(1), row.get(2)));
-        let Some((transaction_id, backend)) = identity else {
+        let (count, keys): (i64, Option<Vec<String>>) = (taken.get(0), taken.get(1));
+        let (transaction_id, backend): (String, i32) = (taken.get(2), taken.get(3));
+        if count == 0 {
             return Ok((transaction, 0));
+        }
+        let fresh = match keys {
+            Some(keys) => fresh_first(messages, keys.into_iter().collect()),
+            None => run,
         };
-        let fresh = fresh_first(messages, taken.iter().map(|row| row.get(0)).collect());
         let handled = tokio::select! {
             biased;
             handled = handler.apply(&transaction, &messages[..fresh]) => handled,

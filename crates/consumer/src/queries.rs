@@ -3,14 +3,18 @@
 /// With `off`, a crash of Postgres after the XACK would lose an effect that nothing delivers again.
 pub(crate) const DURABLE: &str = "SET LOCAL synchronous_commit = on";
 
-/// Returns the keys that this transaction applies. Sorted, so that two members that hold the same
-/// entries wait for each other in one order; a key that stands twice is returned once. The
+/// Takes the keys that this transaction applies: says how many, and which unless it is all of them. Sorted, so that two
+/// members that hold the same entries wait for each other in one order; a key that stands twice is taken once. The
 /// transaction's id comes along for [`STILL_OURS`], and the session's number for [`IS_AT_WORK`].
-pub(crate) const TAKE_KEYS: &str = "
-    INSERT INTO inbox.applied (consumer_group, topic, message_key)
-    SELECT $1::text, $2::text, k.message_key FROM unnest($3::text[]) AS k (message_key) ORDER BY k.message_key
-    ON CONFLICT DO NOTHING
-    RETURNING message_key, pg_current_xact_id()::text, pg_backend_pid()";
+pub(crate) const TAKE_KEYS: &str = r#"
+    WITH taken AS (
+        INSERT INTO inbox.applied (consumer_group, topic, message_key)
+        SELECT $1::text, $2::text, k.message_key FROM unnest($3::text[]) AS k (message_key)
+        ORDER BY k.message_key COLLATE "C"
+        ON CONFLICT DO NOTHING
+        RETURNING message_key)
+    SELECT count(*), CASE WHEN count(*) < cardinality($3) THEN array_agg(message_key) END,
+           pg_current_xact_id()::text, pg_backend_pid() FROM taken"#;
 
 /// Fails in a transaction that Postgres has already given up: COMMIT would roll it back and report
 /// success. Returns another id, or none, when the handler has ended the transaction itself.
