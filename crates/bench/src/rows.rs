@@ -1,12 +1,20 @@
 //! The messages of every arm: made from their number alone, so that all arms carry the same bytes.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, sync::LazyLock};
+
+use time::{OffsetDateTime, macros::format_description};
 
 /// Bytes of each payload.
 pub(crate) const PAYLOAD_BYTES: usize = 203;
 
-/// Every message was created in this second, in the microsecond of its number.
-const CREATED_AT: &str = "2026-01-02T03:04:05";
+/// Every message was created in the second in which the benchmark began, in the microsecond of its number. A consumer
+/// looks twice at messages that are older than its inbox.
+static CREATED_AT: LazyLock<String> = LazyLock::new(|| {
+    let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]");
+    let now = OffsetDateTime::now_utc();
+    now.format(format)
+        .expect("a time of today has a year of four digits")
+});
 
 /// How messages are spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +80,7 @@ pub(crate) fn row(number: u64, spread: Spread) -> Row {
         ordering_key: format!("customer-{customer}"),
         message_key: message_key(number),
         event_type: "order.placed",
-        created_at: format!("{CREATED_AT}.{:06}Z", number % 1_000_000),
+        created_at: format!("{}.{:06}Z", *CREATED_AT, number % 1_000_000),
         headers: format!(
             r#"{{"traceparent":"00-{:016x}{random:016x}-{:016x}-01"}}"#,
             trace.0, trace.1

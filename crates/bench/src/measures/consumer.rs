@@ -22,6 +22,11 @@ use crate::{
 const BATCH: usize = 1_000;
 const BATCH_ONE_BY_ONE: usize = 100;
 
+/// What a consumer cannot do without: the keys, with the effects.
+const TAKE_KEYS: &str = "
+    INSERT INTO inbox.applied (consumer_group, topic, message_key)
+    SELECT 'bench', 'orders-00', k FROM unnest($1::text[]) AS k ON CONFLICT DO NOTHING";
+
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const STALL_DEADLINE: Duration = Duration::from_secs(300);
 
@@ -38,10 +43,12 @@ pub(crate) async fn take(stage: &Stage) -> Result<Outcome, Error> {
         (Handler::OneByOne, "one by one", stage.sizes.consumed / 4),
     ];
     for (handler, name, count) in arms {
-        let (mut ours, mut bare) = (Vec::new(), Vec::new());
+        let (mut ours, mut bare, mut bound) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..stage.sizes.repeats {
             stage.round(&format!("{name}, inserts alone"), round);
-            bare.push(inserts(stage, handler, count).await?);
+            bare.push(inserts(stage, handler, None, count).await?);
+            stage.round(&format!("{name}, inserts and inbox alone"), round);
+            bound.push(inserts(stage, handler, Some(TAKE_KEYS), count).await?);
             stage.round(&format!("{name}, the consumer"), round);
             ours.push(consume(stage, handler, count).await?);
         }
@@ -53,13 +60,28 @@ pub(crate) async fn take(stage: &Stage) -> Result<Outcome, Error> {
                 Target::AtLeast(0.5),
             )
             .beside(format!("{name}, consumer"), "messages/s", &ours)
-            .beside(format!("{name}, inserts alone"), "messages/s", &bare);
+            .beside(format!("{name}, inserts alone"), "messages/s", &bare)
+            .beside(
+                format!("{name} / inserts and inbox alone"),
+                "",
+                &quotients(&ours, &bound),
+            )
+            .beside(
+                format!("{name}, inserts and inbox alone"),
+                "messages/s",
+                &bound,
+            );
     }
     Ok(outcome)
 }
 
-/// The inserts, in transactions of the same size, without Redis and inbox.
-async fn inserts(stage: &Stage, handler: Handler, count: u64) -> Result<f64, Error> {
+/// The inserts, in transactions of the same size, without Redis; without inbox too, unless `take_keys` writes to it.
+async fn inserts(
+    stage: &Stage,
+    handler: Handler,
+    take_keys: Option<&str>,
+    count: u64,
+) -> Result<f64, Error> {
     let database = stage.fresh_inbox().await?;
     let client = stage.connect(&database).await?;
     client.batch_execute(CREATE_EFFECTS).await?;
@@ -76,15 +98,35 @@ async fn inserts(stage: &Stage, handler: Handler, count: u64) -> Result<f64, Err
         .map(|number| row(number, ONE_TOPIC))
         .map(|row| (row.message_key, row.ordering_key))
         .collect();
+    let take_keys = match take_keys {
+        Some(sql) => Some(client.prepare(sql).await?),
+        None => None,
+    };
     let begun = Instant::now();
     for batch in rows.chunks(size) {
+        let keys: Vec<&str> = batch.iter().map(|row| row.0.as_str()).collect();
+        let mut begin = Some(client.batch_execute("BEGIN"));
+        if let (Some(take_keys), Some(begin)) = (&take_keys, begin.take()) {
+            let params: [&(dyn ToSql + Sync); 1] = [&keys];
+            let (begun, taken) = join(begin, client.execute(take_keys, &params)).await;
+            begun?;
+            taken?;
+        }
         if handler == Handler::Batch {
-            let keys: Vec<&str> = batch.iter().map(|row| row.0.as_str()).collect();
             let customers: Vec<&str> = batch.iter().map(|row| row.1.as_str()).collect();
-            client.execute(&many, &[&keys, &customers]).await?;
+            let params: [&(dyn ToSql + Sync); 2] = [&keys, &customers];
+            let insert = client.execute(&many, &params);
+            match begin.take() {
+                Some(begin) => {
+                    let (begun, inserted) = join(begin, insert).await;
+                    begun?;
+                    inserted?;
+                }
+                None => drop(insert.await?),
+            }
+            client.batch_execute("COMMIT").await?;
             continue;
         }
-        let mut begin = Some(client.batch_execute("BEGIN"));
         for (key, customer) in batch {
             let params: [&(dyn ToSql + Sync); 2] = [key, customer];
             let insert = client.execute(&one, &params);
