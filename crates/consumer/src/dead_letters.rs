@@ -43,12 +43,12 @@ impl Inbox {
             .await?;
             // Waits for a member that holds the same entry and is about to commit its effect.
             let taken = tx
-                .query(
+                .query_one(
                     queries::TAKE_KEYS,
                     &[&self.group, &topic, &[key].as_slice()],
                 )
                 .await?;
-            if taken.is_empty() {
+            if taken.get::<_, i64>(0) == 0 {
                 return Ok(SetAside::Applied);
             }
             let holds = self.gate.holds(message);
