@@ -242,6 +242,33 @@ async fn the_rate_is_kept_and_an_interrupt_stops_it() {
     assert!(relay.exit_status().is_none());
 }
 
+#[tokio::test]
+async fn an_outage_is_met_by_trying_again() {
+    let (outbox, relay) = with_rows(1_000).await;
+    let proxy = Proxy::start(outbox.redis.port()).await.unwrap();
+    let slow = Process::builder(relay_binary())
+        .args(["replay", "--name", "outage", "--all", "--rate", "500"])
+        .env("DATABASE_URL", outbox.postgres_url())
+        .env("REDIS_URL", outbox.redis.url_via(proxy.port()))
+        .spawn()
+        .unwrap();
+    eventually(DEADLINE, "the first step", || async {
+        !replayed(&outbox, TOPIC, "outage").await.is_empty()
+    })
+    .await
+    .unwrap();
+    proxy.refuse().await.unwrap();
+    slow.wait_for_line("the replay is interrupted; trying again", DEADLINE)
+        .await
+        .unwrap();
+    proxy.pass().await.unwrap();
+    slow.wait_for_line("published 1000 messages again", DEADLINE)
+        .await
+        .unwrap();
+    assert_eq!(replayed(&outbox, TOPIC, "outage").await, keys(1..=1_000));
+    assert!(relay.exit_status().is_none());
+}
+
 /// What the cursor has not passed is the relay's.
 #[tokio::test]
 async fn gaps_and_held_streams_are_left_to_the_relay() {
