@@ -8,7 +8,7 @@ export RUST_TEST_THREADS ?= 4
 # Failure injection is aimed at the binary that is shipped.
 RELAY := $(TARGET_DIR)/release/outbox-relay
 
-.PHONY: help demo bench test failures soak check format-check lint docs relay servers cargo
+.PHONY: help demo bench test failures soak check format-check lint docs relay servers test-servers cargo
 
 help:
 	@echo "make demo    the order shop on private servers, two of them killed in the middle (DEMO_ORDERS=20000)"
@@ -28,7 +28,7 @@ bench: servers cargo
 	$(CARGO) build --release --locked -p outbox-bench -p outbox-relay
 	@exec $(TARGET_DIR)/release/outbox-bench $(if $(filter-out 0,$(QUICK)),--quick) $(BENCH)
 
-test: servers check docs relay
+test: test-servers check docs relay
 	OUTBOX_RELAY_BIN=$(RELAY) $(CARGO) test --locked --workspace --no-fail-fast
 
 # ARGS are those of `outbox-failures run`: ARGS='--only FLUSHALL', or --consumer for your own handler.
@@ -58,6 +58,10 @@ relay: cargo
 # Postgres and Redis, installed where they are missing.
 servers:
 	@sh scripts/install-servers.sh
+
+# What tests put before and beside them, too.
+test-servers:
+	@sh scripts/install-servers.sh --for-tests
 
 cargo:
 	@command -v $(CARGO) >/dev/null || { \

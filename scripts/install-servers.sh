@@ -1,5 +1,6 @@
 #!/bin/sh
-# Finds Postgres and Redis, and installs what is missing: Debian packages or Homebrew formulas.
+# Finds Postgres and Redis, with --for-tests also PgBouncer and a Python with psycopg2 and redis, and installs what is
+# missing: Debian packages or Homebrew formulas.
 #
 # It stops, starts and configures no service. What it finds is used only through private servers in a temporary
 # directory, so nothing that runs on this machine is touched. Debian starts a freshly installed server as a service,
@@ -60,6 +61,33 @@ redis_server() {
     done
 }
 
+# It stands where a pooler stands before Postgres, in tests only.
+pgbouncer_program() {
+    if [ -n "${OUTBOX_PGBOUNCER:-}" ]; then
+        echo "$OUTBOX_PGBOUNCER"
+        return
+    fi
+    if command -v pgbouncer; then
+        return
+    fi
+    for dir in /usr/sbin /usr/bin /usr/local/bin /opt/homebrew/bin /usr/local/sbin; do
+        if [ -x "$dir/pgbouncer" ]; then
+            echo "$dir/pgbouncer"
+            return
+        fi
+    done
+}
+
+# Runs the examples of docs/other-languages.md. Where it is looked for is the same as in the test of that document.
+python_program() {
+    for python in ${OUTBOX_PYTHON:-/usr/bin/python3 python3}; do
+        if "$python" -c 'import psycopg2, redis' 2>/dev/null; then
+            echo "$python"
+            return
+        fi
+    done
+}
+
 # The first number of "postgres (PostgreSQL) 15.18" or of "Redis server v=7.0.15 sha=...".
 postgres_major() { "$(postgres_dir)/postgres" --version | sed -n 's/^[^0-9]*\([0-9]*\).*/\1/p'; }
 redis_major() { "$(redis_server)" --version | sed -n 's/.*v=\([0-9]*\).*/\1/p'; }
@@ -91,6 +119,10 @@ install_with_brew() {
 
 has_postgres() { [ -n "$(postgres_dir)" ]; }
 has_redis() { [ -n "$(redis_server)" ]; }
+# True where it is not needed.
+has_pgbouncer() { [ "${1:-}" != --for-tests ] || [ -n "$(pgbouncer_program)" ]; }
+
+has_python() { [ "${1:-}" != --for-tests ] || [ -n "$(python_program)" ]; }
 
 missing_debian=""
 missing_brew=""
@@ -102,23 +134,37 @@ if ! has_redis; then
     missing_debian="$missing_debian redis-server"
     missing_brew="$missing_brew redis"
 fi
+if ! has_pgbouncer "$@"; then
+    missing_debian="$missing_debian pgbouncer"
+    missing_brew="$missing_brew pgbouncer"
+fi
+if ! has_python "$@"; then
+    missing_debian="$missing_debian python3 python3-psycopg2 python3-redis"
+fi
 
 if [ -n "$missing_debian" ]; then
     if command -v apt-get >/dev/null; then
         install_with_apt "$missing_debian"
     elif command -v brew >/dev/null; then
-        install_with_brew "$missing_brew"
+        if [ -n "$missing_brew" ]; then
+            install_with_brew "$missing_brew"
+        fi
     else
         echo "install-servers: there is neither apt-get nor brew here." >&2
         echo "Install Postgres $POSTGRES_MAJOR_MIN or later and Redis $REDIS_MAJOR_MIN.0 or later" \
-            "(Fedora: dnf install postgresql-server redis), and run this again." >&2
+            "and PgBouncer (Fedora: dnf install postgresql-server redis pgbouncer), and run this again." >&2
         exit 1
     fi
 fi
 
-if ! has_postgres || ! has_redis; then
+if ! has_postgres || ! has_redis || ! has_pgbouncer "$@"; then
     echo "install-servers: the servers were installed and still are not found; name them in" \
-        "OUTBOX_POSTGRES_BIN_DIR (a directory) and OUTBOX_REDIS_SERVER (a program)" >&2
+        "OUTBOX_POSTGRES_BIN_DIR (a directory), OUTBOX_REDIS_SERVER and OUTBOX_PGBOUNCER (programs)" >&2
+    exit 1
+fi
+if ! has_python "$@"; then
+    echo "install-servers: no Python has psycopg2 and redis, which the examples for other languages need; make one" \
+        "(python3 -m venv DIR && DIR/bin/pip install psycopg2-binary redis) and name DIR/bin/python in OUTBOX_PYTHON" >&2
     exit 1
 fi
 postgres=$(postgres_major)
@@ -133,3 +179,6 @@ if [ "${redis:-0}" -lt "$REDIS_MAJOR_MIN" ]; then
     exit 1
 fi
 echo "servers: Postgres $postgres in $(postgres_dir), Redis $redis at $(redis_server)"
+if [ "${1:-}" = --for-tests ]; then
+    echo "for tests: PgBouncer at $(pgbouncer_program), Python with psycopg2 and redis at $(python_program)"
+fi

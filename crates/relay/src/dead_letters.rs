@@ -142,7 +142,9 @@ pub async fn dead_letters(target: &PostgresTarget, command: &DeadLettersCommand)
 
 /// A session of a database that has the schema `inbox`.
 pub(crate) async fn inbox(target: &PostgresTarget, application_name: &str) -> Result<Client> {
-    let (client, _) = target.connect(application_name, CONNECT_LIMIT).await?;
+    let (client, _) = target
+        .connect_directly(application_name, CONNECT_LIMIT)
+        .await?;
     client
         .batch_execute(sql::DEAD_LETTERS_SESSION)
         .await

@@ -21,7 +21,7 @@
 //! 11. `pause.rs`: publishing stops on a person's word; `leader/pausing.rs` is the leader's side of it.
 //!     `replay.rs`: messages go out again. `dead_letters.rs`, `rewind.rs`: commands for consumer groups.
 //! 12. `trace.rs`: follows one message. `verify.rs`: holds rows, entries and inbox against each other.
-//! 13. `grants.rs`: who needs which rights.
+//! 13. `grants.rs`: who needs which rights. `doctor.rs`: whether all is set up as it should be.
 //!
 //! The binary is `main.rs`; `settings/` reads the file of `--config` and says where each setting comes from.
 
@@ -35,6 +35,7 @@ mod checkpoint;
 mod config;
 mod config_check;
 mod dead_letters;
+mod doctor;
 mod elect;
 mod error;
 mod grants;
@@ -64,6 +65,7 @@ pub use adopt::adopt;
 pub use config::{Config, Hold, OnRedisLossFlag, RunFlags, ServerFlags};
 pub use config_check::{ServersChecked, check_servers};
 pub use dead_letters::{DeadLettersCommand, InboxFlags, LetterChoice, LetterFilter, dead_letters};
+pub use doctor::{DoctorFlags, DoctorReport, Finding, Level, doctor};
 pub use error::{Error, Result};
 pub use grants::{GrantsFlags, grants};
 pub use health::{Health, Readiness};

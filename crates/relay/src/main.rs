@@ -10,16 +10,17 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use outbox_relay::{
-    Config, DeadLettersCommand, Error, GrantsFlags, InboxFlags, LogFormat, ReplayFlags, Result,
-    RewindFlags, RunFlags, Schema, ServerFlags, StatusFlags, TraceFlags, VerifyFlags,
+    Config, DeadLettersCommand, DoctorFlags, Error, GrantsFlags, InboxFlags, LogFormat,
+    ReplayFlags, Result, RewindFlags, RunFlags, Schema, ServerFlags, StatusFlags, TraceFlags,
+    VerifyFlags,
 };
 
 use self::settings::{Refused, Settings};
 
 /// Publishes committed outbox messages from Postgres into Redis Streams.
 ///
-/// Exit codes: 0 done, or stopped as asked; 1 a server or the set-up is at fault; 2 `verify` found something wrong; 64
-/// the command line or the configuration is at fault.
+/// Exit codes: 0 done, or stopped as asked; 1 a server or the set-up is at fault; 2 `verify` found something wrong, or
+/// `doctor` warns; 3 `doctor` found an error; 64 the command line or the configuration is at fault.
 #[derive(Parser)]
 #[command(name = "outbox-relay", version, max_term_width = 110)]
 struct Cli {
@@ -127,6 +128,11 @@ enum Command {
     /// Asks no server. The rights of producers and relays are for the producer's database, those of consumers for their own; pipe
     /// them apart. Set a Redis user's password beside it: ACL SETUSER name >password.
     Grants(GrantsFlags),
+    /// Check whether both servers, their streams and the rights are as they should be, and say what to do where not
+    ///
+    /// Exit code by the worst finding: 0 all is well, with notes at the most; 2 a warning; 3 an error; 1 a server could not be
+    /// looked at. Looks at streams for a second at the most, and writes nothing but one notification.
+    Doctor(DoctorFlags),
     /// Check the configuration, or print what can be configured
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -263,6 +269,7 @@ async fn execute(cli: Cli, settings: &Settings) -> Result<ExitCode> {
         Command::Trace(flags) => operate::trace(&servers, &flags).await?,
         Command::Replay(flags) => operate::replay(&servers, &flags).await?,
         Command::Verify(flags) => return operate::verify(&servers, &flags).await,
+        Command::Doctor(flags) => return operate::doctor(&servers, &flags).await,
         Command::Grants(flags) => say(&outbox_relay::grants(&flags, &servers.prefix()?)?),
         Command::Status(flags) => operate::status(&servers, &flags).await?,
         Command::Pause { reason } => operate::pause(&servers, &reason).await?,

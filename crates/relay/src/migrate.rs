@@ -61,7 +61,7 @@ pub struct Migrated {
 /// A schema of that name that is not ours, or is newer than this binary; or that of the connection.
 pub async fn migrate(target: &PostgresTarget, schema: Schema) -> Result<Migrated> {
     let (client, _) = target
-        .connect("outbox-relay migrate", Duration::from_secs(10))
+        .connect_directly("outbox-relay migrate", Duration::from_secs(10))
         .await?;
     let setup = format!(
         "SET lock_timeout = {}; SET client_min_messages = warning; SET default_transaction_isolation = 'read committed'",

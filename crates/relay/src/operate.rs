@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use futures_util::future::{Either, select};
 use outbox_relay::protocol::failure::Meaning;
 use outbox_relay::{
-    ReplayFlags, Replayed, Result, RewindFlags, ServerFlags, StatusFlags, StatusLooker, TraceFlags,
-    VerifyFlags,
+    DoctorFlags, ReplayFlags, Replayed, Result, RewindFlags, ServerFlags, StatusFlags,
+    StatusLooker, TraceFlags, VerifyFlags,
 };
 
 use super::{say, told_to_stop};
@@ -53,6 +53,17 @@ fn redraw(text: &str, json: bool) {
     } else {
         say(&format!("{text}\n"));
     }
+}
+
+pub(super) async fn doctor(servers: &ServerFlags, flags: &DoctorFlags) -> Result<ExitCode> {
+    let report =
+        outbox_relay::doctor(&servers.postgres()?, &servers.redis()?, &servers.prefix()?).await?;
+    say(&if flags.json {
+        report.to_json()
+    } else {
+        report.to_string()
+    });
+    Ok(ExitCode::from(report.exit_code()))
 }
 
 pub(super) async fn pause(servers: &ServerFlags, reason: &str) -> Result<()> {

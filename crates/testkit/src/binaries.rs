@@ -12,6 +12,9 @@ const POSTGRES_DIR_VARIABLE: &str = "OUTBOX_POSTGRES_BIN_DIR";
 /// Names the Redis server itself; goes before everything else.
 const REDIS_VARIABLE: &str = "OUTBOX_REDIS_SERVER";
 
+/// Names PgBouncer itself; goes before everything else.
+const PGBOUNCER_VARIABLE: &str = "OUTBOX_PGBOUNCER";
+
 /// What the kit runs.
 const POSTGRES_TOOLS: [&str; 4] = ["initdb", "postgres", "pg_basebackup", "pg_resetwal"];
 
@@ -30,6 +33,14 @@ const REDIS_DIRS: [&str; 6] = [
     "/opt/homebrew/bin",
     "/opt/homebrew/opt/redis/bin",
     "/usr/local/opt/redis/bin",
+];
+
+const PGBOUNCER_DIRS: [&str; 5] = [
+    "/usr/sbin",
+    "/usr/bin",
+    "/usr/local/bin",
+    "/opt/homebrew/bin",
+    "/usr/local/sbin",
 ];
 
 /// The directory with the Postgres binaries.
@@ -102,6 +113,38 @@ pub(crate) fn redis_server() -> Result<PathBuf, Error> {
                 "redis-server",
                 looked_in,
                 format!("{remedy}, or name it in {REDIS_VARIABLE}"),
+            )
+        })
+}
+
+/// PgBouncer; Debian puts it where only root looks.
+pub(crate) fn pgbouncer() -> Result<PathBuf, Error> {
+    if let Some(path) = env::var_os(PGBOUNCER_VARIABLE).map(PathBuf::from) {
+        if path.is_file() {
+            return Ok(path);
+        }
+        return Err(Error::not_installed(
+            "pgbouncer",
+            vec![path.display().to_string()],
+            format!("correct {PGBOUNCER_VARIABLE}"),
+        ));
+    }
+    let mut candidates = path_dirs();
+    candidates.extend(PGBOUNCER_DIRS.map(PathBuf::from));
+    candidates
+        .into_iter()
+        .map(|dir| dir.join("pgbouncer"))
+        .find(|path| path.is_file())
+        .ok_or_else(|| {
+            let mut looked_in = vec!["PATH".to_owned()];
+            looked_in.extend(PGBOUNCER_DIRS.map(str::to_owned));
+            Error::not_installed(
+                "pgbouncer",
+                looked_in,
+                format!(
+                    "install PgBouncer (Debian: apt install pgbouncer; Fedora: dnf install pgbouncer; Homebrew: brew \
+                     install pgbouncer), or name it in {PGBOUNCER_VARIABLE}"
+                ),
             )
         })
 }

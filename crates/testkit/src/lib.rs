@@ -7,7 +7,7 @@
 //!    `sentinels` several of Redis together.
 //! 2. `proxy/`: the network between them. `hold` stops it at a chosen request, `link` is one connection, `frames` the
 //!    Postgres protocol as far as that needs it.
-//! 3. `process.rs`, `relay.rs`: the programs under test.
+//! 3. `process.rs`, `relay.rs`: the programs under test. `pgbouncer.rs`: a pooler before Postgres.
 //! 4. `wait.rs`: waiting for a condition with a deadline.
 //! 5. `supervised.rs`, `process_tree.rs`, `sandbox.rs` and `watchdog.sh`: how processes are started and
 //!    killed, and why none is left when a test panics or is killed.
@@ -23,6 +23,7 @@
 //! |---|---|---|
 //! | `OUTBOX_POSTGRES_BIN_DIR` | the directory with `initdb` and `postgres` | PATH, then where Debian, Fedora and Homebrew put them, newest first |
 //! | `OUTBOX_REDIS_SERVER` | the Redis server | PATH, then the usual directories |
+//! | `OUTBOX_PGBOUNCER` | PgBouncer | PATH, then the usual directories |
 //! | `OUTBOX_RELAY_BIN` | the relay's binary | `outbox-relay` beside the test's directory |
 //! | `OUTBOX_TESTKIT_DIR` | where the servers keep their files | `/dev/shm` with 4 GB free, else the temporary directory |
 //!
@@ -45,6 +46,7 @@ mod binaries;
 mod certificates;
 mod error;
 mod identity;
+mod pgbouncer;
 mod ports;
 mod postgres;
 mod process;
@@ -60,6 +62,7 @@ mod wait;
 pub use crate::{
     certificates::{Authority, Certificate},
     error::Error,
+    pgbouncer::PgBouncer,
     postgres::{Postgres, PostgresBuilder, Shutdown, StandbyBuilder},
     process::{Output, Process, ProcessBuilder},
     proxy::{Direction, Hold, Matcher, Proxy},

@@ -33,6 +33,11 @@ pub(crate) mod sql {
         SET enable_material = off;
         SET jit = off";
 
+    /// To see whether a session keeps its backend; `pooler.rs` says how.
+    pub(crate) const BACKEND: &str = "SELECT pg_backend_pid()";
+    pub(crate) const HOLD_BACKEND: &str = "BEGIN; SELECT pg_backend_pid()";
+    pub(crate) const LET_GO: &str = "ROLLBACK";
+
     /// Whether the schema is ours, and how new it is.
     pub(crate) const SCHEMA: &str = "
         SELECT to_regnamespace('outbox') IS NOT NULL, to_regclass('outbox.schema_version') IS NOT NULL,

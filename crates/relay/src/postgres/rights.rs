@@ -1,11 +1,11 @@
-//! What each role needs in its database, as SQL that grants it.
+//! What each role needs in its database: `grants` prints it as SQL, and `doctor` asks for it.
 
 use std::fmt::Write as _;
 
 /// What a role may do with one table, view or sequence.
-struct Right {
-    object: &'static str,
-    privileges: &'static [&'static str],
+pub(crate) struct Right {
+    pub(crate) object: &'static str,
+    pub(crate) privileges: &'static [&'static str],
 }
 
 const fn right(object: &'static str, privileges: &'static [&'static str]) -> Right {
@@ -20,7 +20,7 @@ const PRODUCER_COLUMNS: &str =
 const PRODUCER_FUNCTIONS: &str = "outbox.uuid_v7, outbox.is_string_map, outbox.relay_is_asleep, outbox.publish, outbox.publish_binary";
 
 /// Rights of the relay to tables.
-const RELAY_TABLES: &[Right] = &[
+pub(crate) const RELAY_TABLES: &[Right] = &[
     right("outbox.messages", &["SELECT", "DELETE"]),
     right("outbox.message_status", &["SELECT"]),
     right("outbox.checkpoint", &["SELECT", "INSERT", "UPDATE"]),
@@ -43,7 +43,7 @@ const RELAY_TABLES: &[Right] = &[
 ];
 
 /// The relay asks which id was given out last.
-const RELAY_SEQUENCE: Right = right("outbox.messages_id_seq", &["SELECT"]);
+pub(crate) const RELAY_SEQUENCE: Right = right("outbox.messages_id_seq", &["SELECT"]);
 
 /// Rights of a consumer to tables.
 const CONSUMER_TABLES: &[Right] = &[

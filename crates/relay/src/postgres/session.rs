@@ -38,15 +38,32 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Those of the connection, or [`Error::Setup`] when server or schema are not as the relay needs them.
+    /// Those of the connection, or [`Error::Setup`] when server or schema are not as the relay needs them, or a pooler
+    /// changes the backend.
     pub(crate) async fn open(
         target: &PostgresTarget,
         application_name: &str,
         limit: Duration,
     ) -> Result<Self> {
         let (client, doorbell) = target
-            .connect(application_name, limit.min(Duration::from_secs(10)))
+            .connect_directly(application_name, limit.min(Duration::from_secs(10)))
             .await?;
+        let session = Self::set_up(client, doorbell, limit).await?;
+        session.check_schema().await?;
+        Ok(session)
+    }
+
+    /// Makes a session of a connection, whatever the schema is. The connection must keep its backend: what is set here
+    /// would stay with whoever has it next.
+    ///
+    /// # Errors
+    ///
+    /// Those of the connection.
+    pub(crate) async fn set_up(
+        client: Client,
+        doorbell: Arc<Notify>,
+        limit: Duration,
+    ) -> Result<Self> {
         let opened = Instant::now();
         let session = Session {
             client,
@@ -62,11 +79,21 @@ impl Session {
                 session.client.batch_execute(&settings),
             )
             .await?;
-        session.check_schema().await?;
         Ok(session)
     }
 
-    async fn check_schema(&self) -> Result<()> {
+    /// Whether the database has a schema `outbox` of ours, of whatever version.
+    pub(crate) async fn has_schema(&self) -> Result<bool> {
+        let row = self.one("look for the schema", sql::SCHEMA, &[]).await?;
+        Ok(row.get(1))
+    }
+
+    /// Checks that server and schema are as the relay needs them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setup`] says what is not.
+    pub(crate) async fn check_schema(&self) -> Result<()> {
         let row = self.one("look for the schema", sql::SCHEMA, &[]).await?;
         let (exists, ours): (bool, bool) = (row.get(0), row.get(1));
         let (version, in_recovery, encoding): (i32, bool, String) =

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::poll_fn;
 use secrecy::SecretString;
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -29,6 +29,8 @@ pub struct PostgresTarget {
     address: Address,
     /// Where it is read anew for each connection.
     file: Option<PathBuf>,
+    /// Whether a connection was seen to keep its backend; shared by all copies.
+    pub(super) is_direct: Arc<Mutex<bool>>,
 }
 
 impl std::fmt::Debug for PostgresTarget {
@@ -47,6 +49,7 @@ impl PostgresTarget {
         Ok(PostgresTarget {
             address: Address::parse("--database-url", url)?,
             file: None,
+            is_direct: Arc::default(),
         })
     }
 
@@ -60,6 +63,7 @@ impl PostgresTarget {
         Ok(PostgresTarget {
             address: read(file)?,
             file: Some(file.to_owned()),
+            is_direct: Arc::default(),
         })
     }
 

@@ -21,7 +21,7 @@ fn hash_tag(prefix: &str) -> Option<&str> {
 /// # Errors
 ///
 /// [`Error::Setup`], which says what to write.
-pub(super) fn check_prefix(prefix: &str) -> Result<()> {
+pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
     if hash_tag(prefix).is_some() {
         return Ok(());
     }

@@ -20,10 +20,11 @@ use redis::{Cmd, Value};
 use uuid::Uuid;
 
 pub use address::RedisTls;
+pub(crate) use cluster::check_prefix;
 pub(crate) use entry::Entries;
 pub(crate) use page::{PageWrite, Published, may_be_the_page};
 pub(crate) use replay::{REPLAY_FIELD, ReplayProgress, ReplayStep, Replayer, Stepped};
-pub(crate) use rights::{consumer_acl, relay_acl};
+pub(crate) use rights::{RELAY_COMMANDS, consumer_acl, relay_acl};
 pub(crate) use streams::tail_from_ms;
 pub use target::RedisTarget;
 pub(crate) use tending::{Memory, Standing, Tended, Tending, Trim, trimmed_key};

@@ -1,4 +1,5 @@
-//! What the relay and the consumers do in Redis: `grants` prints it as rules of an ACL.
+//! What the relay and the consumers do in Redis: `grants` prints it as rules of an ACL, and `doctor` asks whether the
+//! relay's user may do it.
 
 /// The keys that a command is used on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,47 +14,68 @@ pub(crate) enum Keys {
     Group,
 }
 
-/// One command, as a rule of an ACL names it.
+/// One command, as a rule of an ACL names it, and what comes behind its key when it is tried out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Command {
     pub(crate) rule: &'static str,
     pub(crate) keys: Keys,
+    /// Arguments before and behind the key.
+    around: (&'static [&'static str], &'static [&'static str]),
 }
 
 const fn command(rule: &'static str, keys: Keys) -> Command {
-    Command { rule, keys }
+    Command {
+        rule,
+        keys,
+        around: (&[], &[]),
+    }
+}
+
+const fn with(
+    rule: &'static str,
+    keys: Keys,
+    before: &'static [&'static str],
+    behind: &'static [&'static str],
+) -> Command {
+    Command {
+        rule,
+        keys,
+        around: (before, behind),
+    }
 }
 
 /// What the relay calls, also inside its scripts, and what its commands look at: streams, groups and memory.
-pub(crate) const RELAY: &[Command] = &[
+pub(crate) const RELAY_COMMANDS: &[Command] = &[
     command("ping", Keys::None),
     command("info", Keys::None),
     command("time", Keys::None),
     command("multi", Keys::None),
     command("exec", Keys::None),
-    command("script|load", Keys::None),
-    command("evalsha", Keys::All),
-    command("eval", Keys::All),
+    with("script|load", Keys::None, &["return 1"], &[]),
+    with("evalsha", Keys::All, &["0", "1"], &[]),
+    with("eval", Keys::All, &["return 1", "1"], &[]),
     command("type", Keys::All),
-    command("xadd", Keys::All),
-    command("xdel", Keys::All),
-    command("xtrim", Keys::All),
+    with("xadd", Keys::All, &[], &["*", "field", "value"]),
+    with("xdel", Keys::All, &[], &["0-0"]),
+    with("xtrim", Keys::All, &[], &["MINID", "~", "0-1"]),
     command("xlen", Keys::All),
-    command("xrange", Keys::All),
-    command("xrevrange", Keys::All),
+    with("xrange", Keys::All, &[], &["-", "+"]),
+    with("xrevrange", Keys::All, &[], &["+", "-"]),
     command("xinfo|groups", Keys::All),
-    command("xinfo|consumers", Keys::All),
-    command("xpending", Keys::All),
+    with("xinfo|consumers", Keys::All, &[], &["group"]),
+    with("xpending", Keys::All, &[], &["group"]),
     command("memory|usage", Keys::All),
-    command("scan", Keys::None),
+    with("scan", Keys::None, &["0"], &[]),
     command("hgetall", Keys::Relay),
-    command("hget", Keys::Relay),
-    command("hmget", Keys::Relay),
-    command("hset", Keys::Relay),
-    command("hdel", Keys::Relay),
+    with("hget", Keys::Relay, &[], &["field"]),
+    with("hmget", Keys::Relay, &[], &["field"]),
+    with("hset", Keys::Relay, &[], &["field", "value"]),
+    with("hdel", Keys::Relay, &[], &["field"]),
     command("get", Keys::Relay),
-    command("set", Keys::Relay),
+    with("set", Keys::Relay, &[], &["value"]),
     command("del", Keys::Relay),
+    // The progress of a replay is forgotten after some time.
+    with("expire", Keys::Relay, &[], &["1"]),
 ];
 
 /// What a consumer calls, also inside its scripts. Only the group's own keys can be written, beside what reading a
@@ -96,10 +118,34 @@ const REDIS_INBOX: &[Command] = &[
     command("xadd", Keys::Group),
 ];
 
+impl Command {
+    /// A call of this command that only shows whether it is allowed.
+    pub(crate) fn sample(&self, prefix: &str) -> Vec<String> {
+        let key = match self.keys {
+            Keys::None => None,
+            Keys::All => Some(format!("{prefix}topic")),
+            Keys::Relay => Some(format!("{prefix}relay:marker")),
+            Keys::Group => Some(format!("{prefix}group:g:history")),
+        };
+        let (before, behind) = self.around;
+        let words = self.rule.split('|').chain(before.iter().copied());
+        words
+            .map(str::to_owned)
+            .chain(key)
+            .chain(behind.iter().map(|&word| word.to_owned()))
+            .collect()
+    }
+}
+
 /// The ACL of a relay's user.
 pub(crate) fn relay_acl(user: &str, prefix: &str) -> String {
     let own = pattern(prefix, "relay:*");
-    acl(user, prefix, RELAY, &[(Keys::Relay, format!("~{own}"))])
+    acl(
+        user,
+        prefix,
+        RELAY_COMMANDS,
+        &[(Keys::Relay, format!("~{own}"))],
+    )
 }
 
 /// The ACL of a consumer's user. A group must be readable by every member, so groups are not kept apart.
@@ -192,5 +238,20 @@ mod tests {
         let line = relay_acl("re lay", "a*\"\\:");
         assert!(line.starts_with("ACL SETUSER \"re lay\" on "), "{line}");
         assert!(line.contains(r#" "~a\\*\"\\\\:*" "#), "{line}");
+    }
+
+    #[test]
+    fn a_sample_has_the_key_in_its_place() {
+        let sample = |rule: &str| {
+            let command = RELAY_COMMANDS
+                .iter()
+                .find(|command| command.rule == rule)
+                .unwrap();
+            command.sample("p:").join(" ")
+        };
+        assert_eq!(sample("xadd"), "xadd p:topic * field value");
+        assert_eq!(sample("evalsha"), "evalsha 0 1 p:topic");
+        assert_eq!(sample("xinfo|groups"), "xinfo groups p:topic");
+        assert_eq!(sample("del"), "del p:relay:marker");
     }
 }

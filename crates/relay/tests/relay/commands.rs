@@ -5,14 +5,15 @@ use outbox_testkit::{Output, Postgres, Process, Redis, relay_binary};
 use crate::support::{DEADLINE, Outbox};
 
 /// Commands, with what each needs at least; those that need Redis come first.
-const COMMANDS: [&[&str]; 5] = [
+const COMMANDS: [&[&str]; 6] = [
     &["replay", "--name", "again", "--all"],
     &["status"],
+    &["doctor"],
     &["trace", "row"],
     &["pause", "--reason", "a test"],
     &["resume"],
 ];
-const NEED_REDIS: usize = 3;
+const NEED_REDIS: usize = 4;
 
 /// What a command said, and its exit code.
 #[derive(Debug)]
