@@ -53,6 +53,8 @@ pub(crate) enum Fault {
     RedisRefused,
     /// Redis denies a command or a key (NOPERM), or the key holds something else (WRONGTYPE).
     RedisForbids,
+    /// MOVED, CROSSSLOT: Redis is a cluster, and the keys are not in one slot of this node.
+    ManySlots,
     /// Every other answer of Redis.
     OtherRedis,
 }
@@ -114,7 +116,7 @@ pub(crate) fn decide(origin: Origin, fault: Fault) -> Decision {
         | Fault::GroupExists
         | Fault::OtherRedis => Decision::Retry,
         Fault::GroupGone | Fault::Unblocked => Decision::RemakeGroup,
-        Fault::RedisRefused | Fault::RedisForbids => Decision::Misconfigured,
+        Fault::RedisRefused | Fault::RedisForbids | Fault::ManySlots => Decision::Misconfigured,
         Fault::HandlerError | Fault::HandlerPanic | Fault::HandlerPostpones(_) => {
             Decision::CountAttempt
         }
@@ -174,6 +176,7 @@ fn fault_of_redis_code(code: &str) -> Fault {
         "READONLY" => Fault::RedisReadOnly,
         "WRONGPASS" | "NOAUTH" => Fault::RedisRefused,
         "NOPERM" | "WRONGTYPE" => Fault::RedisForbids,
+        "MOVED" | "CROSSSLOT" => Fault::ManySlots,
         _ => Fault::OtherRedis,
     }
 }
@@ -189,6 +192,7 @@ pub(crate) fn ends_redis_connection(fault: Fault) -> bool {
         Fault::GroupGone
         | Fault::GroupExists
         | Fault::RedisForbids
+        | Fault::ManySlots
         | Fault::OtherRedis
         | Fault::PostgresLost
         | Fault::PostgresSilent
@@ -278,6 +282,8 @@ mod tests {
             ("BUSY", Decision::Retry),
             ("NOPERM", Decision::Misconfigured),
             ("WRONGTYPE", Decision::Misconfigured),
+            ("MOVED", Decision::Misconfigured),
+            ("CROSSSLOT", Decision::Misconfigured),
             ("ERR", Decision::Retry),
         ];
         for (code, decision) in table {

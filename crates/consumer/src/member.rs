@@ -47,7 +47,12 @@ pub(crate) struct Member<A> {
 impl<A: Apply> Member<A> {
     pub(crate) fn new(settings: Settings, handler: A, patience: Patience) -> Self {
         let timeout = settings.response_timeout;
-        let control = Link::new(settings.redis.clone(), timeout, timeout);
+        let control = Link::new(
+            settings.redis.clone(),
+            &settings.stream_prefix,
+            timeout,
+            timeout,
+        );
         let inbox = Arc::new(Inbox::new(&settings));
         let queue = Queue::new(Bounds {
             batch: settings.batch,
@@ -157,8 +162,8 @@ impl<A: Apply> Member<A> {
         }
         backoff.reset();
         loop {
-            match self.control.query(&redis::cmd("PING")).await {
-                Ok(_) => break,
+            match self.reach_redis().await {
+                Ok(()) => break,
                 Err(trouble) => self.wait_to_start("Redis", &mut backoff, &trouble).await?,
             }
         }
@@ -175,6 +180,27 @@ impl<A: Apply> Member<A> {
                 }
             }
         }
+    }
+
+    /// A server that answers, and that has the keys of the outbox in one place.
+    async fn reach_redis(&self) -> Result<(), Trouble> {
+        self.control.query(&redis::cmd("PING")).await?;
+        let prefix = &self.settings.stream_prefix;
+        let mut marker = redis::cmd("HMGET");
+        marker.arg(format!("{prefix}relay:marker")).arg("version");
+        let streams = self.settings.topics.iter().map(|topic| {
+            let mut stream = redis::cmd("TYPE");
+            stream.arg(format!("{prefix}{topic}"));
+            stream
+        });
+        for probe in [marker].into_iter().chain(streams) {
+            match self.control.query(&probe).await {
+                Err(trouble) if trouble.fault == Fault::ManySlots => return Err(trouble),
+                // What else goes wrong with it goes wrong again, where it is known what it was for.
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     async fn wait_to_start(

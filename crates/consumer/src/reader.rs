@@ -56,6 +56,7 @@ impl Reader {
         Self {
             link: Link::new(
                 settings.redis.clone(),
+                &settings.stream_prefix,
                 settings.response_timeout,
                 response_timeout,
             ),

@@ -44,7 +44,12 @@ pub(crate) struct Upkeep {
 impl Upkeep {
     pub(crate) fn new(settings: &Settings, patience: Patience) -> Self {
         let timeout = settings.response_timeout;
-        let link = Link::new(settings.redis.clone(), timeout, timeout);
+        let link = Link::new(
+            settings.redis.clone(),
+            &settings.stream_prefix,
+            timeout,
+            timeout,
+        );
         let Gate {
             inbox_retention, ..
         } = settings.gate;

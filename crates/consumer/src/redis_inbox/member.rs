@@ -57,6 +57,7 @@ where
         let block = BLOCK_MAX.min(settings.claim_after / 2);
         let link = Link::new(
             settings.redis.clone(),
+            &settings.stream_prefix,
             settings.response_timeout,
             settings.response_timeout + block,
         );

@@ -20,6 +20,7 @@ mod ownership;
 mod partitions;
 mod processes;
 mod recovery;
+mod redis_cluster;
 mod redis_inbox;
 mod retried_letters;
 mod rights;

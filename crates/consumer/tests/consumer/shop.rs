@@ -18,7 +18,7 @@ pub(crate) const GROUP: &str = "shipping";
 pub(crate) const ORDERS: &str = "outbox:orders";
 
 /// No unique key: double effects show.
-const SHOP_TABLES: &str = "CREATE TABLE effects (grp text NOT NULL, key text NOT NULL);
+pub(crate) const SHOP_TABLES: &str = "CREATE TABLE effects (grp text NOT NULL, key text NOT NULL);
     CREATE TABLE counter (n integer NOT NULL); INSERT INTO counter VALUES (0)";
 
 pub(crate) struct Shop {
