@@ -84,6 +84,9 @@ impl Naive {
     }
 }
 
+/// A fault that does naive code no harm in so many strikes shows nothing.
+const CONTROL_TRIES: usize = 4;
+
 /// After this another order is placed: naive code may lose the first one.
 const PROBE_DEADLINE: Duration = Duration::from_secs(3);
 
@@ -299,10 +302,22 @@ impl Scenario {
                 Shows::NoControl => None,
                 // There is nothing to be asked of it.
                 Shows::Nothing if suite.scale == Scale::Short => None,
-                Shows::Harm(_) | Shows::Nothing => Some(self.run_arm(Arm::Control, suite).await),
+                Shows::Harm(column) => Some(self.run_control(column, suite).await),
+                Shows::Nothing => Some(self.run_arm(Arm::Control, suite).await),
             },
             outbox: self.run_arm(Arm::Outbox, suite).await,
         }
+    }
+
+    /// Strikes the naive code until that does harm: some faults must meet it in the middle of something.
+    async fn run_control(self, column: Column, suite: &Suite) -> Result<Counts> {
+        for _ in 1..CONTROL_TRIES {
+            let counts = self.run_arm(Arm::Control, suite).await?;
+            if counts.get(column).unwrap_or(0) > 0 {
+                return Ok(counts);
+            }
+        }
+        self.run_arm(Arm::Control, suite).await
     }
 
     async fn run_arm(self, arm: Arm, suite: &Suite) -> Result<Counts> {

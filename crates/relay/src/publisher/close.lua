@@ -14,7 +14,7 @@ local found = redis.pcall('HMGET', KEYS[1], 'leadership', 'page', 'epoch')
 local ours = found[1] == ARGV[1] and found[2] == ARGV[2]
 
 local whole, added, index = true, {}, STREAMS
-for before in string.gmatch(redis.call('GET', KEYS[3]), '%S+') do
+for before in string.gmatch(redis.call('HMGET', KEYS[3], 'lengths')[1], '%S+') do
   index = index + 1
   local now = before ~= '-' and redis.pcall('XLEN', KEYS[index])
   added[index] = type(now) == 'number' and now - before or 0

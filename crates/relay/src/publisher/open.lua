@@ -9,4 +9,4 @@ for index = 2, #KEYS do
   local length = redis.pcall('XLEN', KEYS[index])
   lengths[index - 1] = type(length) == 'number' and length or '-'
 end
-redis.call('SET', KEYS[1], table.concat(lengths, ' '))
+redis.call('HSET', KEYS[1], 'lengths', table.concat(lengths, ' '))

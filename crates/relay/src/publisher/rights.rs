@@ -71,8 +71,6 @@ pub(crate) const RELAY_COMMANDS: &[Command] = &[
     with("hmget", Keys::Relay, &[], &["field"]),
     with("hset", Keys::Relay, &[], &["field", "value"]),
     with("hdel", Keys::Relay, &[], &["field"]),
-    command("get", Keys::Relay),
-    with("set", Keys::Relay, &[], &["value"]),
     command("del", Keys::Relay),
     // The progress of a replay is forgotten after some time.
     with("expire", Keys::Relay, &[], &["1"]),

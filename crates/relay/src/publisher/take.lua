@@ -15,7 +15,7 @@ end
 -- A right that the scripts of a page lack must show here, where nothing is left half done.
 local note = KEYS[3]
 for _, command in ipairs({
-  {'SET', note, ''}, {'GET', note}, {'DEL', note}, {'HSET', note, 'a', ''}, {'HDEL', note, 'a'},
+  {'DEL', note}, {'HSET', note, 'lengths', ''}, {'HMGET', note, 'lengths'}, {'HDEL', note, 'lengths'},
   {'XLEN', note}, {'XREVRANGE', note, '+', '-'}, {'XDEL', note, '0-0'}, {'TIME'},
 }) do
   local reply = redis.pcall(unpack(command))
