@@ -2,7 +2,7 @@
 //!
 //! `world.rs` is what each test starts with. `crashes.rs` kills what is between the two ends, `windows.rs` is about
 //! the two moments at which a dual write goes wrong, `backlog.rs` about consumers that come late, `refusals.rs` about a
-//! Redis that is there and refuses. `documents.rs` holds README and ARCHITECTURE against what they describe.
+//! Redis that is there and refuses, `traces.rs` about a trace that goes all the way. `documents.rs` holds README and ARCHITECTURE against what they describe.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,5 +14,6 @@ mod crashes;
 mod documents;
 mod least_privilege;
 mod refusals;
+mod traces;
 mod windows;
 mod world;

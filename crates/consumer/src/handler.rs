@@ -132,6 +132,8 @@ impl Watch {
         let in_flight = self.0.begin(stream, messages.len());
         let began = Instant::now();
         let span = span_of(first, messages.len());
+        #[cfg(feature = "opentelemetry")]
+        crate::trace::continue_in(&span, messages);
         let result = AssertUnwindSafe(run).catch_unwind().instrument(span).await;
         self.0.took(stream, began.elapsed());
         drop(in_flight);
@@ -149,8 +151,8 @@ impl Watch {
     }
 }
 
-/// The span around a call: of the message, or of the first one of a batch. A layer that exports traces takes its
-/// parent from `trace_parent`, the W3C header that the producer wrote.
+/// The span around a call: of the message, or of the first one of a batch. `trace_parent` is the W3C header that the
+/// producer wrote; with the feature `opentelemetry` the span is a child of that trace.
 fn span_of(message: &Message, messages: usize) -> Span {
     info_span!(
         "handle",

@@ -34,7 +34,7 @@
 //! 5. `message.rs`: a stream entry as a message.
 //! 6. `queue.rs`, `lane.rs`: what is in hand, and what of it may run at the same time.
 //! 7. `worker.rs`: a batch until each of its messages is settled.
-//! 8. `inbox.rs`, `gate.rs`, `handler.rs`, `silence.rs`: the transaction that makes a message take effect once.
+//! 8. `inbox.rs`, `gate.rs`, `handler.rs`, `trace.rs`, `silence.rs`: the transaction that makes a message take effect once.
 //! 9. `failures.rs`, `dead_letters.rs`, `redelivery.rs`: attempts that are counted, what is set aside, and what is tried again.
 //! 10. `upkeep.rs`, `survey.rs`, `history.rs`, `window.rs`: beside the messages: lag, restored databases, the purge.
 //! 11. `redis_inbox.rs`: the inbox without Postgres.
@@ -76,6 +76,8 @@ mod silence;
 mod spread;
 mod survey;
 mod topics;
+#[cfg(feature = "opentelemetry")]
+mod trace;
 mod trouble;
 mod upkeep;
 mod window;

@@ -4,6 +4,7 @@
 //! error of the database spoils the caller's transaction, and one found here does not.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::error::Error as StdError;
 
 use bytes::BytesMut;
@@ -202,23 +203,25 @@ fn checked_json(text: &str) -> Result<JsonText<'_>> {
 
 fn checked_headers(message: &Message) -> Result<Option<JsonText<'_>>> {
     const REMEDY: &str = "use fewer or shorter headers, or put the data into the payload";
+    let as_json = |headers: &BTreeMap<String, String>| {
+        serde_json::to_string(headers).map_err(|error| {
+            Error::invalid("headers", "cannot be written as JSON", REMEDY).caused_by(error)
+        })
+    };
+    #[cfg(feature = "opentelemetry")]
+    if let Cow::Owned(headers) = crate::trace::continued(&message.headers) {
+        check_headers(&headers)?;
+        let text = as_json(&headers)?;
+        // Headers that leave no room for it go without the trace.
+        if text.len() <= HEADERS_BYTES_MAX {
+            return Ok(Some(JsonText(Cow::Owned(text))));
+        }
+    }
     if message.headers.is_empty() {
         return Ok(None);
     }
-    if message
-        .headers
-        .iter()
-        .any(|(name, value)| name.contains('\0') || value.contains('\0'))
-    {
-        return Err(Error::invalid(
-            "headers",
-            "have a NUL character",
-            "remove it, not every consumer can decode it",
-        ));
-    }
-    let text = serde_json::to_string(&message.headers).map_err(|error| {
-        Error::invalid("headers", "cannot be written as JSON", REMEDY).caused_by(error)
-    })?;
+    check_headers(&message.headers)?;
+    let text = as_json(&message.headers)?;
     if text.len() > HEADERS_BYTES_MAX {
         let problem = format!(
             "take {} bytes as JSON, past the limit of {HEADERS_BYTES_MAX}",
@@ -227,6 +230,18 @@ fn checked_headers(message: &Message) -> Result<Option<JsonText<'_>>> {
         return Err(Error::invalid("headers", problem, REMEDY));
     }
     Ok(Some(JsonText(Cow::Owned(text))))
+}
+
+fn check_headers(headers: &BTreeMap<String, String>) -> Result<()> {
+    let has_nul = |(name, value): (&String, &String)| name.contains('\0') || value.contains('\0');
+    if headers.iter().any(has_nul) {
+        return Err(Error::invalid(
+            "headers",
+            "have a NUL character",
+            "remove it, not every consumer can decode it",
+        ));
+    }
+    Ok(())
 }
 
 fn past_limit(length: usize, max: usize) -> String {
