@@ -13,6 +13,7 @@ mod backlog;
 mod crashes;
 mod documents;
 mod least_privilege;
+mod other_languages;
 mod refusals;
 mod traces;
 mod windows;
