@@ -194,6 +194,11 @@ pub struct RunFlags {
     #[arg(long, env = "OUTBOX_LISTEN", value_name = "ADDRESS")]
     pub listen: Option<SocketAddr>,
 
+    /// Collector that spans of publishing are sent to by OTLP over HTTP, as http://localhost:4318; only in a binary built with
+    /// the feature otlp
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
+
     /// How long to wait at start for servers that are not up yet, 0s to 1h
     #[arg(long, env = "OUTBOX_START_TIMEOUT", default_value = "10s", value_parser = humantime::parse_duration, value_name = "TIME")]
     pub start_timeout: Duration,
@@ -268,6 +273,8 @@ pub struct Config {
     pub start_timeout: Duration,
     /// Where HTTP requests are answered, by [`crate::serve_http`].
     pub listen: Option<SocketAddr>,
+    /// Where spans are sent to, by what the caller of [`crate::run`] sets up for it.
+    pub otlp_endpoint: Option<String>,
     /// What the relay says of itself; clone it before the configuration is given away.
     pub health: Health,
 }
@@ -414,6 +421,7 @@ impl Config {
             backoff_max: run.backoff_max,
             start_timeout: run.start_timeout,
             listen: run.listen,
+            otlp_endpoint: run.otlp_endpoint,
             health: Health::default(),
         })
     }

@@ -1,16 +1,18 @@
 //! Answers on `/metrics`, `/healthz` and `/readyz`.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::{Router, routing::get};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::error::{Error, Result};
-use crate::health::Health;
+use crate::health::{Health, Readiness};
 use crate::metric_names as names;
 
 /// Bounds of the buckets of all histograms, in seconds.
@@ -64,12 +66,61 @@ pub async fn serve_http(address: SocketAddr, health: Health) -> Result<SocketAdd
     });
     tokio::spawn(async move {
         loop {
-            tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+            tokio::time::sleep(Duration::from_secs(5)).await;
             upkeep.run_upkeep();
         }
     });
     tracing::info!(address = %bound, "answering /metrics, /healthz and /readyz");
     Ok(bound)
+}
+
+/// How long a relay may take to say whether it is ready.
+const ASK_LIMIT: Duration = Duration::from_secs(3);
+
+/// Bytes of an answer that are read.
+const ANSWER_BYTES_MAX: u64 = 64 << 10;
+
+/// Asks a relay that answers HTTP on this address whether it is ready. An address of all interfaces is asked on this host.
+///
+/// # Errors
+///
+/// [`Error::Setup`] when nobody answers there within three seconds, or something else than a relay.
+pub async fn ask_readiness(mut address: SocketAddr) -> Result<Readiness> {
+    if address.ip().is_unspecified() {
+        address.set_ip(match address {
+            SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    let asked = async {
+        let mut stream = TcpStream::connect(address).await?;
+        let request = format!("GET /readyz HTTP/1.0\r\nHost: {address}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream
+            .take(ANSWER_BYTES_MAX)
+            .read_to_string(&mut answer)
+            .await?;
+        Ok::<_, std::io::Error>(answer)
+    };
+    let refused = |problem: String| Error::Setup {
+        problem,
+        remedy: "give the address that `outbox-relay run` was given with --listen".into(),
+    };
+    let answer = tokio::time::timeout(ASK_LIMIT, asked)
+        .await
+        .map_err(|_| refused(format!("nobody answers on {address} within {ASK_LIMIT:?}")))?
+        .map_err(|error| refused(format!("no relay answers on {address}: {error}")))?;
+    let status = answer.split_ascii_whitespace().nth(1);
+    let (Some(status @ ("200" | "503")), Some((_, reason))) =
+        (status, answer.split_once("\r\n\r\n"))
+    else {
+        return Err(refused(format!("what answers on {address} is no relay")));
+    };
+    Ok(Readiness {
+        is_ready: status == "200",
+        reason: reason.trim_end().to_owned(),
+    })
 }
 
 async fn render(State(answers): State<Answers>) -> impl IntoResponse {

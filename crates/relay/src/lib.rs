@@ -59,6 +59,8 @@ mod takeover;
 mod telemetry;
 mod topics;
 mod trace;
+#[cfg(feature = "otlp")]
+mod traces;
 mod verify;
 
 pub use adopt::adopt;
@@ -69,7 +71,7 @@ pub use doctor::{DoctorFlags, DoctorReport, Finding, Level, doctor};
 pub use error::{Error, Result};
 pub use grants::{GrantsFlags, grants};
 pub use health::{Health, Readiness};
-pub use http::serve_http;
+pub use http::{ask_readiness, serve_http};
 pub use migrate::{Migrated, Schema, migrate};
 pub use pause::{Pause, pause, resume};
 pub use postgres::{PostgresTarget, TlsMode, TlsSettings};
@@ -84,4 +86,6 @@ pub use status::{
 pub use telemetry::{LogFormat, log_to_stderr};
 pub use topics::{TopicPartitions, list_topics, set_partitions};
 pub use trace::{GroupTrace, Trace, TraceFlags, TracedEntry, TracedMessage, trace};
+#[cfg(feature = "otlp")]
+pub use traces::{TraceExport, export_traces};
 pub use verify::{Example, Findings, GroupReport, VerifyFlags, VerifyReport, verify};

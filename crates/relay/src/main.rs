@@ -83,6 +83,14 @@ enum Command {
     },
     /// Publish again after a `pause`
     Resume,
+    /// Ask the relay that runs beside it whether it is ready, and why not; exit code 1 if it is not
+    ///
+    /// What a container's health check runs: asks /readyz of the address that `run` answers on.
+    Ready {
+        /// The address that `run` was given
+        #[arg(long, env = "OUTBOX_LISTEN", value_name = "ADDRESS")]
+        listen: std::net::SocketAddr,
+    },
     /// Show or change how many partitions a topic has
     #[command(subcommand)]
     Topics(TopicsCommand),
@@ -255,7 +263,7 @@ async fn execute(cli: Cli, settings: &Settings) -> Result<ExitCode> {
             if let Some(address) = config.listen {
                 outbox_relay::serve_http(address, config.health.clone()).await?;
             }
-            outbox_relay::run(config, told_to_stop()).await?;
+            run(config).await?;
         }
         Command::Migrate(flags) => migrate(&servers, &flags).await?,
         Command::DeadLetters { inbox, command } => {
@@ -274,6 +282,11 @@ async fn execute(cli: Cli, settings: &Settings) -> Result<ExitCode> {
         Command::Status(flags) => operate::status(&servers, &flags).await?,
         Command::Pause { reason } => operate::pause(&servers, &reason).await?,
         Command::Resume => operate::resume(&servers).await?,
+        Command::Ready { listen } => {
+            let readiness = outbox_relay::ask_readiness(listen).await?;
+            say(&readiness.reason);
+            return Ok(ExitCode::from(u8::from(!readiness.is_ready)));
+        }
         Command::Config(ConfigCommand::Docs) => {
             say(settings::document(&<Cli as clap::CommandFactory>::command()).trim_end());
         }
@@ -365,6 +378,28 @@ async fn migrate(servers: &ServerFlags, flags: &MigrateFlags) -> Result<()> {
         None => format!("schema {} created at version {}", schema.name(), done.to),
     });
     Ok(())
+}
+
+/// Runs a relay, and sends its spans to a collector where one is named.
+async fn run(config: Config) -> Result<()> {
+    #[cfg(feature = "otlp")]
+    {
+        let endpoint = config.otlp_endpoint.as_deref();
+        let export = endpoint.map(outbox_relay::export_traces).transpose()?;
+        let done = outbox_relay::run(config, told_to_stop()).await;
+        if let Some(export) = export {
+            // It blocks its thread, and waits a second at the most.
+            let _ = tokio::task::spawn_blocking(move || export.end()).await;
+        }
+        done
+    }
+    #[cfg(not(feature = "otlp"))]
+    {
+        if config.otlp_endpoint.is_some() {
+            tracing::warn!("spans go nowhere: this binary was built without the feature otlp");
+        }
+        outbox_relay::run(config, told_to_stop()).await
+    }
 }
 
 /// Completes at SIGTERM or SIGINT.

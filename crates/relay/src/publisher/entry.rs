@@ -22,6 +22,9 @@ pub(crate) struct Entries {
     pub(super) adds: Vec<Cmd>,
     /// Bytes of payloads, headers and ordering keys.
     pub(super) bytes: i64,
+    /// Those whose publishing gets a span.
+    #[cfg(feature = "otlp")]
+    pub(super) traced: Vec<crate::traces::Traced>,
     /// When the first message was written, in microseconds since 1970.
     pub(super) first_created_us: Option<i64>,
 }
@@ -38,6 +41,8 @@ impl Entries {
         self.adds.push(xadd(&self.streams[stream], row));
         self.stream_of.push(stream);
         self.bytes += row.bytes();
+        #[cfg(feature = "otlp")]
+        self.traced.extend(crate::traces::traced(row));
         self.first_created_us
             .get_or_insert_with(|| row.created_at_us());
     }

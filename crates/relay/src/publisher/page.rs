@@ -84,6 +84,8 @@ impl Publisher {
                     .parse()
                     .map_err(|_| Error::Invariant(format!("Redis' clock is {redis_ms}")))?;
                 count(write, handed_over.elapsed());
+                #[cfg(feature = "otlp")]
+                crate::traces::published(&mut write.entries.traced, handed_over.elapsed());
                 Ok(Published::Done { redis_ms })
             }
             ["moved", epoch, page] => Err(Error::Moved {

@@ -9,6 +9,8 @@ use std::{
 use outbox_relay::metric_names;
 use outbox_testkit::{Process, Proxy, eventually};
 
+use crate::commands::run_on;
+use crate::pair::stop;
 use crate::support::{DEADLINE, Outbox, leading};
 
 /// The status and the body of an answer.
@@ -16,13 +18,7 @@ type Answer = (u16, String);
 
 /// Asks a relay that listens on any free port and says which.
 async fn get(relay: &Process, path: &str) -> Answer {
-    let line = relay.wait_for_line("answering /metrics", DEADLINE).await;
-    let line = line.unwrap();
-    let address = line
-        .split_whitespace()
-        .find_map(|word| word.strip_prefix("address="))
-        .unwrap()
-        .to_owned();
+    let address = address_of(relay).await;
     let path = path.to_owned();
     tokio::task::spawn_blocking(move || {
         let mut stream = TcpStream::connect(address).unwrap();
@@ -39,6 +35,16 @@ async fn get(relay: &Process, path: &str) -> Answer {
     })
     .await
     .unwrap()
+}
+
+/// Where a relay says that it answers.
+async fn address_of(relay: &Process) -> String {
+    let line = relay.wait_for_line("answering /metrics", DEADLINE).await;
+    let line = line.unwrap();
+    let address = line
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix("address="));
+    address.unwrap().to_owned()
 }
 
 /// Waits until readiness has this status and its reason contains a text.
@@ -160,4 +166,27 @@ async fn an_address_that_is_taken_is_refused() {
         lines[0].contains("--listen") && lines[0].contains(&address),
         "{lines:?}"
     );
+}
+
+/// What a container's health check runs, which has nothing else to ask with.
+#[tokio::test]
+async fn a_relay_is_asked_by_its_own_binary() {
+    let outbox = Outbox::open().await;
+    let relay = leading(outbox.relay().args(LISTEN)).await;
+    becomes(&relay, 200, "lead").await;
+    let address = address_of(&relay).await;
+    let ask = ["ready", "--listen", &address];
+
+    let said = run_on(&outbox, &ask).await.done();
+    assert!(said[0].contains("lead"), "{said:?}");
+    outbox.redis.pause().await.unwrap();
+    becomes(&relay, 503, "").await;
+    let said = run_on(&outbox, &ask).await;
+    assert_eq!((said.code, said.out.len()), (Some(1), 1), "{said:?}");
+    outbox.redis.resume().await.unwrap();
+    becomes(&relay, 200, "lead").await;
+    stop(&relay).await;
+    run_on(&outbox, &ask)
+        .await
+        .refused(1, &["no relay answers on", "--listen"]);
 }

@@ -25,6 +25,8 @@ mod manual;
 mod memory;
 mod migrate;
 mod ordering;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod outages;
 mod pair;
 mod partitions;
