@@ -133,12 +133,12 @@ impl Scale {
 
     /// Orders per second, unless a scenario has its own. The short form runs beside others on few cores, unoptimised.
     pub(crate) fn per_second(self) -> &'static str {
-        self.pick("600", "1500")
+        self.pick("300", "1500")
     }
 
     /// Orders that are acknowledged before the strike, and again after it.
     fn orders(self) -> usize {
-        self.pick(550, 3_000)
+        self.pick(300, 3_000)
     }
 }
 
