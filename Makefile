@@ -10,7 +10,7 @@ export RUST_TEST_THREADS ?= 4
 
 help:
 	@echo "make demo    the order shop on private servers, two of them killed in the middle (DEMO_ORDERS=20000)"
-	@echo "make bench   how fast it is, on private servers (QUICK=1: under three minutes)"
+	@echo "make bench   how fast it is, on private servers (QUICK=1: about three minutes)"
 	@echo "make test    formatting, lints, documentation, all tests and doctests; what CI runs"
 	@echo "make failures  every fault of the failure suite, against naive code and against the outbox; prints a table"
 	@echo "make soak    its soak alone, reproducible (SECONDS=600 SEED=1)"

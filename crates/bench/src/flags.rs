@@ -13,7 +13,7 @@ use crate::{
 #[derive(Parser, Debug)]
 #[command(name = "outbox-bench", version)]
 pub(crate) struct Flags {
-    /// Smaller sizes: all measures in under three minutes
+    /// Smaller sizes: all measures in about three minutes
     #[arg(long)]
     quick: bool,
 

@@ -39,8 +39,8 @@ pub struct Shop {
     /// Customers; the orders of one are in order
     #[arg(long, default_value_t = 50)]
     customers: u32,
-    /// Orders per second of all writers together, at most; the last counts
-    #[arg(long, default_value_t = 1_500, overrides_with = "per_second")]
+    /// Orders per second of all writers together, at most
+    #[arg(long, default_value_t = 1_500)]
     per_second: u32,
     /// How many of a hundred orders are rolled back at the end of their transaction
     #[arg(long, default_value_t = 10)]

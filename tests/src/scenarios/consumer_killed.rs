@@ -121,7 +121,7 @@ impl Step {
 
 /// Kills the consumer when it is at a step, several times.
 async fn killed_at(stage: &mut Stage, step: Step) -> Result {
-    for _ in 0..stage.suite.scale.pick(3, 10) {
+    for _ in 0..stage.suite.scale.pick(1, 10) {
         let (index, held) = step.moment().first_of(&stage.consumers).await?;
         let given = stage.given().await?;
         stage.replace_consumer(index).await?;
@@ -135,7 +135,7 @@ async fn killed_at(stage: &mut Stage, step: Step) -> Result {
 /// Kills consumers whatever they are at: also while they start, and while they repeat what the last one was at.
 async fn killed_at_random(stage: &mut Stage) -> Result {
     let mut random = StdRng::seed_from_u64(stage.suite.seed);
-    for _ in 0..stage.suite.scale.pick(10, 100) {
+    for _ in 0..stage.suite.scale.pick(3, 100) {
         stage
             .orders_acknowledged(random.random_range(ORDERS_BETWEEN))
             .await?;

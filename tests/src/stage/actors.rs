@@ -37,7 +37,6 @@ impl Stage {
             .args(["--way", way.get_name()])
             .arg("--acknowledged")
             .arg(self.acknowledged_file())
-            .args(["--per-second", self.suite.scale.per_second()])
             .args(self.setting.shop)
             .spawn()?;
         self.shops.push(Actor {
