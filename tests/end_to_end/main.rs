@@ -12,6 +12,7 @@
 mod backlog;
 mod crashes;
 mod documents;
+mod estate;
 mod least_privilege;
 mod other_languages;
 mod refusals;

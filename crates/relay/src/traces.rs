@@ -4,16 +4,18 @@
 //! The message itself is not touched: its headers go out as the producer wrote them, and the consumer's span is a child of
 //! the producer's, too.
 
+use std::collections::HashMap;
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
+use opentelemetry::propagation::TextMapPropagator as _;
 use opentelemetry::trace::{
-    Span as _, SpanContext, SpanId, SpanKind, TraceContextExt, TraceFlags, TraceId, TraceState,
-    Tracer as _, TracerProvider as _,
+    Span as _, SpanContext, SpanKind, TraceContextExt as _, Tracer as _, TracerProvider as _,
 };
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_otlp::WithExportConfig;
 use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
 
 use crate::error::{Error, Result};
@@ -122,28 +124,9 @@ pub(crate) fn published(messages: &mut Vec<Traced>, took: Duration) {
 
 /// The sampled trace that a message carries.
 fn context_of(headers: &[u8]) -> Option<SpanContext> {
-    #[derive(serde::Deserialize)]
-    struct Headers<'h> {
-        #[serde(borrow)]
-        traceparent: std::borrow::Cow<'h, str>,
-        #[serde(borrow, default)]
-        tracestate: std::borrow::Cow<'h, str>,
-    }
-    let headers: Headers<'_> = serde_json::from_slice(headers).ok()?;
-    let parts: Vec<&str> = headers.traceparent.split('-').collect();
-    let [version, trace, span, flags, ..] = parts[..] else {
-        return None;
-    };
-    if version == "ff" || [version, trace, span, flags].map(str::len) != [2, 32, 16, 2] {
-        return None;
-    }
-    let context = SpanContext::new(
-        TraceId::from_hex(trace).ok()?,
-        SpanId::from_hex(span).ok()?,
-        TraceFlags::new(u8::from_str_radix(flags, 16).ok()?),
-        true,
-        headers.tracestate.parse().unwrap_or(TraceState::NONE),
-    );
+    let headers: HashMap<String, String> = serde_json::from_slice(headers).ok()?;
+    let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &headers);
+    let context = context.span().span_context().clone();
     (context.is_valid() && context.is_sampled()).then_some(context)
 }
 

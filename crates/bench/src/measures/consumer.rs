@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use deadpool_postgres::Pool;
-use futures_util::future::join;
+use futures_util::future::{OptionFuture, join};
 use outbox_consumer::{Consumer, Message, Transaction};
 use outbox_testkit::Redis;
 use tokio::sync::oneshot;
@@ -106,37 +106,18 @@ async fn inserts(
     for batch in rows.chunks(size) {
         let keys: Vec<&str> = batch.iter().map(|row| row.0.as_str()).collect();
         let mut begin = Some(client.batch_execute("BEGIN"));
-        if let (Some(take_keys), Some(begin)) = (&take_keys, begin.take()) {
+        if let Some(take_keys) = &take_keys {
             let params: [&(dyn ToSql + Sync); 1] = [&keys];
-            let (begun, taken) = join(begin, client.execute(take_keys, &params)).await;
-            begun?;
-            taken?;
+            behind(&mut begin, client.execute(take_keys, &params)).await?;
         }
         if handler == Handler::Batch {
             let customers: Vec<&str> = batch.iter().map(|row| row.1.as_str()).collect();
             let params: [&(dyn ToSql + Sync); 2] = [&keys, &customers];
-            let insert = client.execute(&many, &params);
-            match begin.take() {
-                Some(begin) => {
-                    let (begun, inserted) = join(begin, insert).await;
-                    begun?;
-                    inserted?;
-                }
-                None => drop(insert.await?),
-            }
-            client.batch_execute("COMMIT").await?;
-            continue;
-        }
-        for (key, customer) in batch {
-            let params: [&(dyn ToSql + Sync); 2] = [key, customer];
-            let insert = client.execute(&one, &params);
-            match begin.take() {
-                Some(begin) => {
-                    let (begun, inserted) = join(begin, insert).await;
-                    begun?;
-                    inserted?;
-                }
-                None => drop(insert.await?),
+            behind(&mut begin, client.execute(&many, &params)).await?;
+        } else {
+            for (key, customer) in batch {
+                let params: [&(dyn ToSql + Sync); 2] = [key, customer];
+                behind(&mut begin, client.execute(&one, &params)).await?;
             }
         }
         client.batch_execute("COMMIT").await?;
@@ -145,6 +126,17 @@ async fn inserts(
     drop(client);
     stage.drop_database(&database).await?;
     Ok(per_s)
+}
+
+/// Runs a statement, and in the same round trip the BEGIN that is still to be sent.
+async fn behind(
+    begin: &mut Option<impl Future<Output = Result<(), tokio_postgres::Error>>>,
+    statement: impl Future<Output = Result<u64, tokio_postgres::Error>>,
+) -> Result<(), tokio_postgres::Error> {
+    let begin: OptionFuture<_> = begin.take().into();
+    let (begun, done) = join(begin, statement).await;
+    begun.transpose()?;
+    done.map(drop)
 }
 
 /// One member that applies a stream, from its first message to its last.

@@ -2,10 +2,10 @@
 -- Closes a page: writes the marker and the gaps that changed, or takes back the entries that were added.
 --
 -- KEYS: the marker, the gaps, the note, then the streams of the page.
--- ARGV: leadership and page that the marker must have; for each stream the number of entries it should have got;
---   the number of marker arguments and those (fields and values, first `redis_ms`, which is set here); the number of marker fields to drop and
---   those; the number of gaps to drop and their first ids; the number of gap arguments and those (first
---   and last ids).
+-- ARGV: leadership and page that the marker must have; for each stream the number of entries it should have got; the
+--   number of marker arguments and those (fields and values, first `redis_ms`, which is set here); the number of marker
+--   fields to drop and those; the number of gaps to drop and their first ids; the number of gap arguments and those
+--   (first and last ids).
 
 local CHUNK = 4000 -- arguments of one call; Lua's stack holds about 8000
 local STREAMS = 3 -- keys before the first stream

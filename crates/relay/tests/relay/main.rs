@@ -39,6 +39,7 @@ mod redis_cluster;
 mod redis_sentinel;
 mod refusals;
 mod replay;
+mod replay_faults;
 mod several_hosts;
 mod start_table;
 mod status;

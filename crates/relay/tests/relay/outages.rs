@@ -83,6 +83,54 @@ async fn a_full_redis_costs_nothing_but_time() {
     .await;
 }
 
+/// Redis counts what a transaction waits to run, too: the memory may run out before, in the middle of, or behind it.
+#[tokio::test]
+async fn memory_that_runs_out_anywhere_in_a_page_leaves_all_of_it_or_nothing() {
+    const PAGE: usize = 500;
+    let pair = Pair::start().await;
+    let redis = pair.redis.connect().await.unwrap();
+    let relay = working(&pair).await;
+    let interruptions = || {
+        let lines = relay.lines();
+        lines
+            .iter()
+            .filter(|line| line.contains("is interrupted"))
+            .count()
+    };
+    let (mut whole, mut nothing) = (0, 0);
+    for step in 0..24 {
+        let (before, told) = (pair.count("orders").await, interruptions());
+        let limit = used_memory(&redis).await + step * 25_000;
+        command(&redis, &format!("CONFIG SET maxmemory {limit}")).await;
+        pair.write("orders", &format!("step-{step}"), PAGE as i64)
+            .await;
+        eventually(DEADLINE, "the page, or its refusal", || async {
+            interruptions() > told || pair.count("orders").await > before
+        })
+        .await
+        .unwrap();
+        match pair.count("orders").await - before {
+            0 => nothing += 1,
+            PAGE => whole += 1,
+            part => panic!("{part} entries of a page of {PAGE} at step {step}"),
+        }
+        command(&redis, "CONFIG SET maxmemory 0").await;
+        pair.all_published(RETURN).await;
+    }
+    assert!(whole > 0 && nothing > 0, "{whole} whole, {nothing} refused");
+    pair.assert_exactly_once_after(&relay).await;
+}
+
+async fn used_memory(redis: &MultiplexedConnection) -> u64 {
+    let mut info = redis::cmd("INFO");
+    info.arg("memory");
+    let info: String = info.query_async(&mut redis.clone()).await.unwrap();
+    let used = info
+        .lines()
+        .find_map(|line| line.strip_prefix("used_memory:"));
+    used.unwrap().trim().parse().unwrap()
+}
+
 #[tokio::test]
 async fn missing_replicas_cost_nothing_but_time() {
     writes_are_refused(

@@ -4,9 +4,9 @@ use outbox_testkit::{Direction, Matcher, Output, Process, Proxy, eventually, rel
 use serde_json::Value;
 
 use crate::commands::{run, run_on};
-use crate::support::{DEADLINE, Entry, Outbox, TOPIC, insert, insert_ordered};
+use crate::support::{DEADLINE, Entry, Outbox, TOPIC};
 
-async fn redis<T: redis::FromRedisValue>(outbox: &Outbox<'_>, words: &[&str]) -> T {
+pub(crate) async fn redis<T: redis::FromRedisValue>(outbox: &Outbox<'_>, words: &[&str]) -> T {
     let mut connection = outbox.redis.connect().await.unwrap();
     redis::cmd(words[0])
         .arg(&words[1..])
@@ -15,20 +15,20 @@ async fn redis<T: redis::FromRedisValue>(outbox: &Outbox<'_>, words: &[&str]) ->
         .unwrap()
 }
 
-async fn replay(outbox: &Outbox<'_>, args: &[&str]) -> Vec<String> {
+pub(crate) async fn replay(outbox: &Outbox<'_>, args: &[&str]) -> Vec<String> {
     let args: Vec<&str> = ["replay"].into_iter().chain(args.iter().copied()).collect();
     run_on(outbox, &args).await.done()
 }
 
 /// The message keys that a replay added to a topic's stream, in order.
-async fn replayed(outbox: &Outbox<'_>, topic: &str, name: &str) -> Vec<String> {
+pub(crate) async fn replayed(outbox: &Outbox<'_>, topic: &str, name: &str) -> Vec<String> {
     let entries = outbox.entries(topic).await;
     let of = |entry: &&Entry| entry.field("replay") == Some(name.as_bytes());
     entries.iter().filter(of).map(Entry::message_key).collect()
 }
 
 /// What a relay published, replays aside.
-async fn published(outbox: &Outbox<'_>, topic: &str) -> usize {
+pub(crate) async fn published(outbox: &Outbox<'_>, topic: &str) -> usize {
     let entries = outbox.entries(topic).await;
     entries
         .iter()
@@ -36,17 +36,17 @@ async fn published(outbox: &Outbox<'_>, topic: &str) -> usize {
         .count()
 }
 
-async fn verify(outbox: &Outbox<'_>) -> Value {
+pub(crate) async fn verify(outbox: &Outbox<'_>) -> Value {
     let said = run_on(outbox, &["verify", "--json"]).await;
     serde_json::from_str(&said.done()[0]).unwrap()
 }
 
-fn keys(ids: impl IntoIterator<Item = i64>) -> Vec<String> {
+pub(crate) fn keys(ids: impl IntoIterator<Item = i64>) -> Vec<String> {
     ids.into_iter().map(|id| format!("row-{id}")).collect()
 }
 
 /// Rows `row-1` and so on, published by a relay that leads on.
-async fn with_rows(rows: i64) -> (Outbox<'static>, Process) {
+pub(crate) async fn with_rows(rows: i64) -> (Outbox<'static>, Process) {
     let outbox = Outbox::open().await;
     let relay = outbox.leader(&[]).await;
     let fill = "INSERT INTO outbox.messages (topic, message_key, ordering_key, payload)
@@ -240,176 +240,6 @@ async fn the_rate_is_kept_and_an_interrupt_stops_it() {
     // The rate may be another one.
     replay(&outbox, &["--name", "slow", "--all"]).await;
     assert_eq!(replayed(&outbox, TOPIC, "slow").await, keys(1..=2_000));
-    assert!(relay.exit_status().is_none());
-}
-
-#[tokio::test]
-async fn an_outage_is_met_by_trying_again() {
-    let (outbox, relay) = with_rows(1_000).await;
-    let proxy = Proxy::start(outbox.redis.port()).await.unwrap();
-    let slow = Process::builder(relay_binary())
-        .args(["replay", "--name", "outage", "--all", "--rate", "500"])
-        .env("DATABASE_URL", outbox.postgres_url())
-        .env("REDIS_URL", outbox.redis.url_via(proxy.port()))
-        .spawn()
-        .unwrap();
-    eventually(DEADLINE, "the first step", || async {
-        !replayed(&outbox, TOPIC, "outage").await.is_empty()
-    })
-    .await
-    .unwrap();
-    proxy.refuse().await.unwrap();
-    slow.wait_for_line("the replay is interrupted; trying again", DEADLINE)
-        .await
-        .unwrap();
-    proxy.pass().await.unwrap();
-    slow.wait_for_line("published 1000 messages again", DEADLINE)
-        .await
-        .unwrap();
-    assert_eq!(replayed(&outbox, TOPIC, "outage").await, keys(1..=1_000));
-    assert!(relay.exit_status().is_none());
-}
-
-/// What the cursor has not passed is the relay's.
-#[tokio::test]
-async fn gaps_and_held_streams_are_left_to_the_relay() {
-    let outbox = Outbox::open().await;
-    let () = redis(&outbox, &["SET", "outbox:refused", "something else"]).await;
-    let relay = outbox.leader(&[]).await;
-    let late = outbox.client().await;
-    late.batch_execute("BEGIN").await.unwrap();
-    insert(&late, "late").await;
-    outbox.insert("row-2").await;
-    let refused = "INSERT INTO outbox.messages (topic, message_key, payload) VALUES ('refused', 'held', '{}')";
-    outbox.db.batch_execute(refused).await.unwrap();
-    outbox.insert("row-4").await;
-    outbox.settles_but_for_gaps(DEADLINE).await;
-    let pause = ["pause", "--reason", "a test"];
-    run_on(&outbox, &pause).await.done();
-    relay
-        .wait_for_line("publishing is paused", DEADLINE)
-        .await
-        .unwrap();
-    late.batch_execute("COMMIT").await.unwrap();
-    outbox.insert("row-5").await;
-    replay(&outbox, &["--name", "rest", "--all"]).await;
-    assert_eq!(replayed(&outbox, TOPIC, "rest").await, keys([2, 4]));
-    let () = redis(&outbox, &["DEL", "outbox:refused"]).await;
-    run_on(&outbox, &["resume"]).await.done();
-    outbox.settles().await;
-    eventually(DEADLINE, "the held message", || async {
-        outbox.entry_count("refused").await == 1
-    })
-    .await
-    .unwrap();
-    assert_eq!(published(&outbox, TOPIC).await, 4);
-}
-
-/// A replay goes to the streams of the present count, and none into a topic that its groups are draining.
-#[tokio::test]
-async fn a_topic_whose_partitions_change_is_waited_for() {
-    let (outbox, relay) = with_rows(10).await;
-    let () = redis(
-        &outbox,
-        &["XGROUP", "CREATE", "outbox:orders", "packing", "0"],
-    )
-    .await;
-    let set = ["topics", "set", TOPIC, "--partitions", "2"];
-    run_on(&outbox, &set).await.done();
-    relay.wait_for_line("is held back", DEADLINE).await.unwrap();
-    let replay = Process::builder(relay_binary())
-        .args(["replay", "--name", "moved", "--all"])
-        .env("DATABASE_URL", outbox.postgres_url())
-        .env("REDIS_URL", outbox.redis.url())
-        .spawn()
-        .unwrap();
-    replay
-        .wait_for_line("waiting: the topic", DEADLINE)
-        .await
-        .unwrap();
-    assert_eq!(outbox.entry_count(TOPIC).await, 10);
-    let () = redis(&outbox, &["XGROUP", "DESTROY", "outbox:orders", "packing"]).await;
-    assert!(replay.wait(DEADLINE).await.unwrap().success());
-    let mut all = replayed(&outbox, "orders:0", "moved").await;
-    all.extend(replayed(&outbox, "orders:1", "moved").await);
-    all.sort_by_key(|key| key[4..].parse::<i64>().unwrap());
-    assert_eq!(all, keys(1..=10));
-    assert_eq!(outbox.entry_count(TOPIC).await, 10);
-}
-
-/// Entries of a replay beside an emptied Redis must not pass for what the relay published.
-#[tokio::test]
-async fn a_replay_proves_nothing_to_the_relay() {
-    let (outbox, relay) = with_rows(5).await;
-    replay(&outbox, &["--name", "proof", "--all"]).await;
-    relay.terminate();
-    assert!(relay.wait(DEADLINE).await.unwrap().success());
-    for entry in outbox.entries(TOPIC).await {
-        if entry.field("replay").is_none() {
-            let _: i64 = redis(&outbox, &["XDEL", "outbox:orders", &entry.stream_id]).await;
-        }
-    }
-    let () = redis(
-        &outbox,
-        &["DEL", "outbox:relay:marker", "outbox:relay:gaps"],
-    )
-    .await;
-    let said = run_on(&outbox, &["replay", "--name", "more", "--all"]).await;
-    said.refused(1, &["has no marker of this outbox", "--on-redis-loss"]);
-    let next = outbox.relay().spawn().unwrap();
-    eventually(DEADLINE, "all that was published", || async {
-        published(&outbox, TOPIC).await == 5
-    })
-    .await
-    .unwrap();
-    assert_eq!(replayed(&outbox, TOPIC, "proof").await.len(), 5);
-    // The history is another by now, as far as anybody can tell.
-    let again = run_on(&outbox, &["replay", "--name", "proof", "--all"]).await;
-    assert!(again.done()[0].starts_with("was done before"));
-    assert!(next.exit_status().is_none());
-}
-
-/// A Redis that falls back takes the replay along.
-#[tokio::test]
-async fn a_redis_that_loses_its_tail_gets_exactly_what_it_lost() {
-    let (outbox, relay) = with_rows(1_000).await;
-    let args = ["--name", "tail", "--all", "--rate", "0"];
-    let first = ["--name", "tail-1", "--to-id", "10"];
-    replay(&outbox, &first).await;
-    let before = outbox.redis.keys().await.unwrap();
-    replay(&outbox, &args).await;
-    assert_eq!(replayed(&outbox, TOPIC, "tail").await.len(), 1_000);
-    outbox.redis.set_back(&before).await.unwrap();
-    assert!(replayed(&outbox, TOPIC, "tail").await.is_empty());
-    replay(&outbox, &args).await;
-    replay(&outbox, &first).await;
-    assert_eq!(replayed(&outbox, TOPIC, "tail").await, keys(1..=1_000));
-    assert_eq!(replayed(&outbox, TOPIC, "tail-1").await, keys(1..=10));
-    assert!(relay.exit_status().is_none());
-}
-
-#[tokio::test]
-async fn a_stream_that_refuses_leaves_nothing_and_is_gone_on_with() {
-    let (outbox, relay) = with_rows(5).await;
-    insert_ordered(&outbox.db, "row-6", "k").await;
-    outbox.settles().await;
-    let () = redis(&outbox, &["SET", "outbox:taken", "something else"]).await;
-    let args = [
-        "replay",
-        "--name",
-        "refused",
-        "--all",
-        "--stream",
-        "outbox:taken",
-    ];
-    let said = run_on(&outbox, &args).await;
-    said.refused(
-        1,
-        &["outbox:taken", "WRONGTYPE", "goes on where it stopped"],
-    );
-    let () = redis(&outbox, &["DEL", "outbox:taken"]).await;
-    run_on(&outbox, &args).await.done();
-    assert_eq!(replayed(&outbox, "taken", "refused").await, keys(1..=6));
     assert!(relay.exit_status().is_none());
 }
 
