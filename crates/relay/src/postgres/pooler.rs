@@ -52,6 +52,18 @@ impl PostgresTarget {
     }
 }
 
+/// Postgres' code for a statement that this session has not prepared.
+const INVALID_SQL_STATEMENT_NAME: &str = "26000";
+
+/// What an error of a session means: that a statement is missing that it has just prepared is how a pooler shows that
+/// the probe did not find out, since a busy one may have given the same backend each time.
+pub(super) fn error_of(doing: &'static str, source: tokio_postgres::Error) -> Error {
+    match source.code() {
+        Some(code) if code.code() == INVALID_SQL_STATEMENT_NAME => behind_a_pooler(),
+        _ => Error::Postgres { doing, source },
+    }
+}
+
 /// That sessions of this target do not keep their backend.
 fn behind_a_pooler() -> Error {
     Error::Setup {

@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement};
 
+use super::pooler;
 use super::queries::{NEWEST_SCHEMA, OLDEST_SCHEMA, sql};
 use super::target::PostgresTarget;
 use crate::error::{Error, Result};
@@ -191,7 +192,7 @@ impl Session {
         call: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T> {
         let answer = match tokio::time::timeout(limit, call).await {
-            Ok(answer) => answer.map_err(|source| Error::Postgres { doing, source }),
+            Ok(answer) => answer.map_err(|source| pooler::error_of(doing, source)),
             Err(_) => {
                 return Err(Error::Timeout {
                     server: "Postgres",
