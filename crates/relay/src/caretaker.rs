@@ -1,5 +1,5 @@
 //! The caretaker: looks after Redis while the leader publishes. It trims the streams, sees what the groups named by
-//! `--hold-until-acked` have acknowledged, and watches the memory.
+//! `--hold-until-acked` have acknowledged, watches the memory, and leaves a report of that for `status`.
 //!
 //! It has a task and a connection of its own, so that none of it holds up publishing, and rests after each call four
 //! times as long as the call took. The leader tells it what is settled, and asks it how far the purge may go and
@@ -7,6 +7,7 @@
 
 mod hold;
 mod memory;
+mod report;
 mod round;
 
 use std::collections::BTreeSet;
@@ -16,6 +17,7 @@ use tokio::sync::watch;
 
 use self::hold::Ledger;
 use self::memory::{Gauge, Turn};
+use self::report::Reporter;
 use self::round::Seen;
 use crate::config::Config;
 use crate::error::{Error, Result, redis_fault};
@@ -78,6 +80,7 @@ impl Caretaker {
             tell,
             ledger: Ledger::default(),
             gauge: Gauge::new(config.redis_memory_ceiling),
+            reporter: Reporter::new(config),
             memory_at: Instant::now(),
             without_group: BTreeSet::new(),
             is_refusal_told: false,
@@ -110,6 +113,7 @@ struct Rounds {
     tell: watch::Sender<Findings>,
     ledger: Ledger,
     gauge: Gauge,
+    reporter: Reporter,
     memory_at: Instant,
     /// Streams that were said to have no group.
     without_group: BTreeSet<String>,
@@ -186,7 +190,7 @@ impl Rounds {
         }
     }
 
-    /// Looks at the memory when that is due.
+    /// Looks at the memory when that is due, and tells `status` of it.
     async fn watch_memory(&mut self, tending: &mut Tending) -> Result<()> {
         if Instant::now() < self.memory_at {
             return Ok(());
@@ -214,7 +218,7 @@ impl Rounds {
                 .health
                 .note(Note::RedisFull, Some(self.why_paused(memory)));
         }
-        Ok(())
+        self.leave_report(tending).await
     }
 
     fn why_paused(&self, memory: Memory) -> String {

@@ -52,7 +52,7 @@ pub(crate) enum Command {
     Run(Box<RunFlags>),
     /// Create or upgrade the schema; safe to repeat, and while producers write
     Migrate(MigrateFlags),
-    /// Show leader, cursor, backlog and who holds it up, streams and their groups, and what Redis has lost
+    /// Show leader, cursor, backlog and who holds it up, Redis' memory and losses, streams with groups and trimming
     ///
     /// Asks both servers and needs no running relay. Takes two seconds at the most on large outboxes and thousands of
     /// streams; what was not counted or not shown is said. Of the streams the 100 longest are shown.

@@ -80,8 +80,9 @@ pub use replay::{ReplayFlags, Replayed, TopicCount, replay};
 pub use rewind::{RewindFlags, Rewound, Since, rewind};
 pub use run::run;
 pub use status::{
-    Backlog, BlockedStream, CursorShown, GroupShown, Holder, Leader, MarkerShown, Rate, RedisLoss,
-    RedisLosses, Retention, Status, StatusFlags, StatusLooker, StreamShown, StreamsShown,
+    Backlog, BlockedStream, CaretakerShown, CursorShown, GroupShown, HoldShown, HoldStanding,
+    Holder, Leader, MarkerShown, MemoryShown, Rate, RedisLoss, RedisLosses, Retention, Status,
+    StatusFlags, StatusLooker, StreamShown, StreamsShown, TrimmingShown,
 };
 pub use telemetry::{LogFormat, log_to_stderr};
 pub use topics::{TopicPartitions, list_topics, set_partitions};

@@ -25,8 +25,9 @@ use crate::rewind::{Since, parse_since};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// How often progress is logged.
+/// How often progress is logged, and how soon for the first time.
 const TELL_INTERVAL: Duration = Duration::from_secs(5);
+const FIRST_TOLD_AFTER: Duration = Duration::from_secs(1);
 
 /// How often an outage is met by trying again while nothing goes on, and how long it waits each time.
 const TRIES_MAX: u32 = 60;

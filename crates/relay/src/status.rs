@@ -1,8 +1,9 @@
 //! What `outbox-relay status` shows: the state of the outbox as both servers tell it.
 //!
-//! `status/outbox.rs` asks Postgres, `status/streams.rs` asks Redis about the streams, and `status/report.rs` says it, for
-//! people and as JSON. Everything is bounded, and what was left out is said.
+//! `status/outbox.rs` asks Postgres, `status/streams.rs` asks Redis about the streams, `status/care.rs` about its memory and
+//! what the leader has left for us, and `status/report.rs` says it, for people and as JSON. Everything is bounded, and what was left out is said.
 
+mod care;
 mod outbox;
 mod report;
 mod streams;
@@ -13,8 +14,9 @@ use clap::Args;
 use redis::aio::MultiplexedConnection;
 
 pub use report::{
-    Backlog, BlockedStream, CursorShown, GroupShown, Holder, Leader, MarkerShown, Rate, RedisLoss,
-    RedisLosses, Retention, Status, StreamShown, StreamsShown,
+    Backlog, BlockedStream, CaretakerShown, CursorShown, GroupShown, HoldShown, HoldStanding,
+    Holder, Leader, MarkerShown, MemoryShown, Rate, RedisLoss, RedisLosses, Retention, Status,
+    StreamShown, StreamsShown, TrimmingShown,
 };
 
 use crate::checkpoint;
@@ -134,7 +136,13 @@ impl<'a> StatusLooker<'a> {
         status.paused = pause::read(&session).await?;
         status.marker = MarkerShown::new(&found);
         status.blocked = blocked(published);
-        status.streams = streams::look(&mut connection, self.prefix, self.topics).await?;
+        status.redis_memory = care::memory(&mut connection).await?;
+        let now_ms = streams::now_ms(&connection).await?;
+        status.caretaker = care::caretaker(&mut connection, self.prefix, now_ms).await?;
+        let max_age = first.as_ref().map(|now| now.stream_max_age);
+        status.retention.stream_max_age_seconds = max_age.flatten().map(|age| age.as_secs_f64());
+        let known = streams::Known { now_ms, max_age };
+        status.streams = streams::look(&mut connection, self.prefix, self.topics, known).await?;
 
         if let Some((high, since)) = begun {
             tokio::time::sleep(RATE_OVER_MIN.saturating_sub(since.elapsed())).await;
@@ -156,9 +164,9 @@ impl<'a> StatusLooker<'a> {
         if !matches!(found, MarkerFound::Marker { .. }) {
             return Ok(None);
         }
-        let [high, retention]: [Option<String>; 2] = redis::cmd("HMGET")
+        let [high, retention, age]: [Option<String>; 3] = redis::cmd("HMGET")
             .arg(format!("{}relay:marker", self.prefix))
-            .arg(&["high", "retention_ms"])
+            .arg(&["high", "retention_ms", "stream_max_age_ms"])
             .query_async(connection)
             .await
             .map_err(|source| Error::Redis {
@@ -168,10 +176,11 @@ impl<'a> StatusLooker<'a> {
         let Some(high) = high.and_then(|high| high.parse().ok()) else {
             return Ok(None);
         };
-        let retention = retention.and_then(|ms| ms.parse().ok());
+        let time = |ms: Option<String>| Some(Duration::from_millis(ms?.parse().ok()?));
         Ok(Some(MarkerNow {
             high,
-            retention: retention.map(Duration::from_millis),
+            retention: time(retention),
+            stream_max_age: time(age),
         }))
     }
 }
@@ -179,6 +188,8 @@ impl<'a> StatusLooker<'a> {
 struct MarkerNow {
     high: i64,
     retention: Option<Duration>,
+    /// None where streams are never trimmed.
+    stream_max_age: Option<Duration>,
 }
 
 fn blocked(published: Option<&Place>) -> Vec<BlockedStream> {

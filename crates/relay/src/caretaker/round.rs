@@ -32,6 +32,7 @@ impl Rounds {
             tracing::debug!(entries = seen.trimmed, "trimmed the streams");
         }
         self.report_hold(&seen);
+        self.reporter.saw(&self.config, &seen);
         self.without_group = seen.without_group;
     }
 

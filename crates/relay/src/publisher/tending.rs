@@ -83,7 +83,7 @@ impl Memory {
     }
 
     /// Reads the answer of `INFO memory`.
-    fn parse(info: &str) -> Self {
+    pub(crate) fn parse(info: &str) -> Self {
         let fields: HashMap<&str, &str> = info
             .lines()
             .filter_map(|line| line.trim_end().split_once(':'))
@@ -186,7 +186,12 @@ impl Tending {
         }))
     }
 
-    async fn ask<T: redis::FromRedisValue>(
+    /// The prefix of all keys.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    pub(super) async fn ask<T: redis::FromRedisValue>(
         &mut self,
         doing: &'static str,
         command: &redis::Cmd,

@@ -1,15 +1,17 @@
 //! A dry run: counts the messages that a replay is about.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::TELL_INTERVAL;
 use super::choice::Choice;
 use crate::error::Result;
 use crate::postgres::{Session, operator_sql};
 
 /// Ids that one statement looks through.
 const IDS_MAX: i64 = 100_000;
+
+/// How often it is told how far it is: whoever waits for a count sits in front of it.
+const TELL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The messages of one topic.
 #[derive(Clone, Debug, PartialEq, Eq)]

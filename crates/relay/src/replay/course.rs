@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::choice::{self, Choice, Range};
-use super::{LIMIT, ReplayFlags, Replayed, TELL_INTERVAL};
+use super::{FIRST_TOLD_AFTER, LIMIT, ReplayFlags, Replayed, TELL_INTERVAL};
 use crate::error::{Error, Result};
 use crate::postgres::{MessageRow, PostgresTarget, Session, operator_sql, sql};
 use crate::protocol::place::Place;
@@ -43,7 +43,8 @@ struct Stand {
     at: Option<i64>,
     progress: ReplayProgress,
     sent: Sent,
-    told: Instant,
+    /// When it is told next how far it is.
+    tell_at: Instant,
 }
 
 /// The messages of one step, and where it leaves the replay.
@@ -99,7 +100,7 @@ impl<'a> Course<'a> {
             at: before.as_ref().map(|before| before.next),
             progress: before.unwrap_or_else(|| choice.progress()),
             sent: Sent::at(place),
-            told: Instant::now(),
+            tell_at: Instant::now() + FIRST_TOLD_AFTER,
         };
         while !stand.progress.done {
             let begun = Instant::now();
@@ -149,9 +150,9 @@ impl<'a> Course<'a> {
         stepped: Stepped,
         after: ReplayProgress,
     ) -> Result<()> {
-        let tell = stand.told.elapsed() >= TELL_INTERVAL;
+        let tell = Instant::now() >= stand.tell_at;
         if tell {
-            stand.told = Instant::now();
+            stand.tell_at = Instant::now() + TELL_INTERVAL;
         }
         match stepped {
             Stepped::Done => {

@@ -124,6 +124,7 @@ async fn kept(
         oldest_id: row.get(1),
         oldest_created_at: row.get(2),
         oldest_seconds: row.get(3),
+        stream_max_age_seconds: None,
         purgeable_ids: (floor.unwrap_or(0).min(settled) - purged_to).max(0),
     })
 }

@@ -1,10 +1,14 @@
 //! What `status` says, for people and as JSON.
 
+mod care;
 mod text;
 
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
+
+pub(in crate::status) use care::Ends;
+pub use care::{CaretakerShown, HoldShown, HoldStanding, MemoryShown, TrimmingShown};
 
 use crate::pause::Pause;
 use crate::protocol::place::Place;
@@ -43,6 +47,11 @@ pub struct Status {
     pub retention: Retention,
     /// What Redis was found to have lost.
     pub redis_losses: RedisLosses,
+    /// How full Redis is; none where this user may not ask.
+    pub redis_memory: Option<MemoryShown>,
+    /// What the leader says of its ceiling and of the groups that it holds rows for; none where no leader has said it
+    /// within a minute.
+    pub caretaker: Option<CaretakerShown>,
     /// The streams.
     pub streams: StreamsShown,
 }
@@ -164,6 +173,8 @@ pub struct Retention {
     pub oldest_created_at: Option<String>,
     /// How long ago that is.
     pub oldest_seconds: Option<f64>,
+    /// How long entries stay in their streams at least; none without a marker, or where streams are never trimmed.
+    pub stream_max_age_seconds: Option<f64>,
     /// Ids that the purge may take now; it does so every few seconds.
     pub purgeable_ids: i64,
 }
@@ -222,6 +233,10 @@ pub struct StreamShown {
     pub entries: u64,
     /// What it takes, as Redis estimates from five samples; none where this user may not ask.
     pub memory_bytes: Option<u64>,
+    /// How long ago its first entry was added; none where this user may not ask.
+    pub oldest_entry_seconds: Option<f64>,
+    /// What of it may be trimmed; none without a marker, or where this user may not ask.
+    pub trimming: Option<TrimmingShown>,
     /// Its groups, up to 20.
     pub groups: Vec<GroupShown>,
     /// How many more there are.

@@ -18,6 +18,9 @@ const NEAR_MAX: u64 = 20_000;
 /// Time for reading forward from the time of the message, for one that was committed late.
 const FORWARD_TIME_MAX: Duration = Duration::from_millis(1_000);
 
+/// How often a search that takes longer tells how far it is.
+const TELL_INTERVAL: Duration = Duration::from_secs(1);
+
 /// The entry that is wanted.
 pub(super) struct Wanted<'m> {
     pub(super) id: i64,
@@ -108,7 +111,12 @@ async fn forward(
     go_on: &(dyn Fn(u64) -> bool + Sync),
 ) -> Result<(Option<EntryId>, bool)> {
     let (mut from, to) = (from_ms.to_string(), to_ms.to_string());
+    let mut told = Instant::now();
     while go_on(*read) {
+        if told.elapsed() >= TELL_INTERVAL {
+            tracing::info!(stream, entries = *read, from, to, "reading on");
+            told = Instant::now();
+        }
         let (_, page) = reader.page(stream, &from, &to, CHUNK, "").await?;
         let Some(last) = page.last() else {
             return Ok((None, true));

@@ -7,7 +7,7 @@ use crate::http::{LISTEN, becomes, metrics};
 use crate::support::{DEADLINE, Outbox, TOPIC, leading};
 
 /// Sets `maxmemory` so that this part of it is used now.
-async fn use_percent(outbox: &Outbox<'_>, percent: u64) {
+pub(crate) async fn use_percent(outbox: &Outbox<'_>, percent: u64) {
     let info: String = ask(outbox, &["INFO", "memory"]).await;
     let used = info
         .lines()

@@ -1,5 +1,7 @@
 //! `outbox-relay status` in the states that an operator meets.
 
+mod care;
+
 use outbox_testkit::{Output, Process, eventually, relay_binary};
 use serde_json::Value;
 

@@ -63,7 +63,28 @@ impl Status {
         for loss in &self.redis_losses.latest {
             writeln!(out, "  {loss}")?;
         }
+        self.write_care(out)?;
         self.write_streams(out)
+    }
+
+    fn write_care(&self, out: &mut String) -> fmt::Result {
+        match &self.redis_memory {
+            Some(memory) => line(out, "Redis memory", memory)?,
+            None => line(out, "Redis memory", "not known: this user may not ask")?,
+        }
+        let Some(caretaker) = &self.caretaker else {
+            let why = "not known: no leader has said it within a minute";
+            line(out, "memory ceiling", why)?;
+            return line(out, "rows held", why);
+        };
+        line(out, "memory ceiling", caretaker.ceiling())?;
+        if caretaker.holds.is_empty() {
+            return line(out, "rows held", "for no group (--hold-until-acked)");
+        }
+        let floor = caretaker.hold_floor_id.unwrap_or_default();
+        line(out, "rows held", format!("above id {floor}, for:"))?;
+        let holds = &caretaker.holds;
+        holds.iter().try_for_each(|hold| writeln!(out, "  {hold}"))
     }
 
     fn write_backlog(&self, out: &mut String) -> fmt::Result {
@@ -192,7 +213,14 @@ impl fmt::Display for StreamShown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let memory = self.memory_bytes.map_or("memory unknown".to_owned(), bytes);
         let name = printable(&self.stream);
-        writeln!(f, "  {name}: {} entries, {memory}", self.entries)?;
+        write!(f, "  {name}: {} entries, {memory}", self.entries)?;
+        match self.oldest_entry_seconds {
+            Some(age) => writeln!(f, ", the oldest of {} ago", rounded(age))?,
+            None => writeln!(f)?,
+        }
+        if let Some(trimming) = &self.trimming {
+            writeln!(f, "    trimming: {trimming}")?;
+        }
         for group in &self.groups {
             writeln!(f, "    {group}")?;
         }
@@ -220,7 +248,7 @@ impl fmt::Display for GroupShown {
 }
 
 /// A size for people.
-fn bytes(count: u64) -> String {
+pub(super) fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let (mut size, mut unit) = (count as f64, 0);
     while size >= 1_024.0 && unit + 1 < UNITS.len() {
