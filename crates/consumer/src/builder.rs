@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use deadpool_postgres::Pool;
+use outbox_redis_address::RedisAddress;
 
 use crate::{Consumer, Error, backoff::Pace, gate::Gate};
 
@@ -31,7 +32,7 @@ pub enum Order {
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct Builder {
     pool: Pool,
-    redis: redis::Client,
+    redis: RedisAddress,
     group: String,
     topics: Vec<String>,
     stream_prefix: String,
@@ -68,7 +69,7 @@ pub enum OnDeadLetter {
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) pool: Pool,
-    pub(crate) redis: redis::Client,
+    pub(crate) redis: RedisAddress,
     pub(crate) group: String,
     pub(crate) topics: Vec<String>,
     pub(crate) stream_prefix: String,
@@ -90,7 +91,7 @@ pub(crate) struct Settings {
 }
 
 impl Builder {
-    pub(crate) fn new(pool: Pool, redis: redis::Client, group: String) -> Self {
+    pub(crate) fn new(pool: Pool, redis: RedisAddress, group: String) -> Self {
         Self {
             pool,
             redis,
@@ -317,7 +318,7 @@ mod tests {
         let pool = Pool::builder(manager).build().unwrap();
         Builder::new(
             pool,
-            redis::Client::open("redis://localhost").unwrap(),
+            RedisAddress::parse("redis://localhost").unwrap(),
             "shipping".to_owned(),
         )
     }

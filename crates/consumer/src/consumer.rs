@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::{
-    Builder, Counters, Error, HandlerError, Message,
+    Builder, Counters, Error, HandlerError, Message, RedisAddress,
     builder::Settings,
     handler::{Apply, Closure, Handler, PerBatch, PerMessage},
     member::Member,
@@ -33,8 +33,15 @@ impl Consumer {
     /// Starts the settings of a consumer: `pool` leads to the database with the schema `inbox` and the
     /// handler's tables, `redis` to the server the relay publishes to, and `group` names the consumer group,
     /// 1 to 200 bytes. Each group gets each message once.
-    pub fn builder(pool: Pool, redis: redis::Client, group: impl Into<String>) -> Builder {
-        Builder::new(pool, redis, group.into())
+    ///
+    /// `redis` is a [`RedisAddress`], which may name sentinels or the nodes of a cluster, or a `redis::Client` for one
+    /// server.
+    pub fn builder(
+        pool: Pool,
+        redis: impl Into<RedisAddress>,
+        group: impl Into<String>,
+    ) -> Builder {
+        Builder::new(pool, redis.into(), group.into())
     }
 
     pub(crate) fn new(settings: Settings) -> Self {

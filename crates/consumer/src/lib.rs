@@ -6,7 +6,7 @@
 //! acknowledged only after that transaction has been committed durably.
 //!
 //! ```no_run
-//! use outbox_consumer::{Consumer, Message, Transaction};
+//! use outbox_consumer::{Consumer, Message, RedisAddress, Transaction};
 //! use tokio::signal::unix::{SignalKind, signal};
 //!
 //! async fn ship(tx: &Transaction<'_>, message: &Message) -> Result<(), tokio_postgres::Error> {
@@ -16,7 +16,7 @@
 //! }
 //!
 //! # async fn example(pool: deadpool_postgres::Pool) -> Result<(), Box<dyn std::error::Error>> {
-//! let redis = redis::Client::open("redis://127.0.0.1:6379")?;
+//! let redis = RedisAddress::parse("redis://127.0.0.1:6379")?;
 //! let consumer = Consumer::builder(pool, redis, "shipping").topic("orders").build()?;
 //! let mut terminate = signal(SignalKind::terminate())?;
 //! consumer.run(ship, async move { terminate.recv().await.unwrap_or_default() }).await?;
@@ -97,6 +97,11 @@ pub use crate::{
 };
 /// The transaction that a handler writes with, which also records the message as applied.
 pub use deadpool_postgres::Transaction;
+/// Where Redis is.
+pub use outbox_redis_address::{Error as RedisAddressError, RedisAddress};
+/// How connections with TLS are protected (feature `tls`).
+#[cfg(feature = "tls")]
+pub use outbox_redis_address::{Tls, TlsCheck};
 
 /// Compiles the code of the README.
 #[cfg(doctest)]

@@ -1,22 +1,20 @@
-//! One connection to Redis, made when it is needed and given up when it is no good any more. In a cluster it leads to the
-//! node that owns the keys: any node names that one.
+//! One connection to Redis, made when it is needed and given up when it is no good any more. Each time the address is asked
+//! anew where it leads: to the primary that sentinels name, or to the node of a cluster that owns the keys.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, RedisError, RedisResult, Script, Value,
-    aio::MultiplexedConnection,
-};
+use outbox_redis_address::{Limits, RedisAddress, hash_tag};
+use redis::{Cmd, RedisError, RedisResult, Script, Value, aio::MultiplexedConnection};
 
 use crate::{
     decision::{Fault, ends_redis_connection},
     trouble::Trouble,
 };
 
-/// The owner of a slot is one step away, or two while the slot moves.
+/// How often a call is repeated because its keys are with another node: once, or twice while their slot moves.
 const REDIRECTIONS_MAX: u32 = 3;
 
 /// A connection that is made anew, its address resolved again, after an error that ends it. Clones share it.
@@ -24,11 +22,10 @@ const REDIRECTIONS_MAX: u32 = 3;
 pub(crate) struct Link(Arc<Shared>);
 
 struct Shared {
-    client: Client,
-    /// Whether all keys live in one slot of a cluster.
-    one_slot: bool,
-    connect_timeout: Duration,
-    response_timeout: Duration,
+    address: RedisAddress,
+    /// Reads a key, if all keys live in one slot of a cluster: the connection then leads to the node that has them.
+    probe: Option<Cmd>,
+    limits: Limits,
     state: Mutex<State>,
 }
 
@@ -37,8 +34,6 @@ struct State {
     connection: Option<MultiplexedConnection>,
     /// Counts the connections, so that what failed on an old one does not end the next.
     generation: u64,
-    /// The node of a cluster that owns the keys, when it is not the one that the client names.
-    owner: Option<ConnectionAddr>,
     /// Number by which the server knows the connection, once [`Link::identify`] has asked for it.
     client_id: Option<i64>,
 }
@@ -46,16 +41,24 @@ struct State {
 impl Link {
     /// `response_timeout` must be longer than any command of this link blocks.
     pub(crate) fn new(
-        client: Client,
+        address: RedisAddress,
         stream_prefix: &str,
         connect_timeout: Duration,
         response_timeout: Duration,
     ) -> Self {
+        let probe = hash_tag(stream_prefix).map(|_| {
+            let mut probe = redis::cmd("HMGET");
+            probe.arg(format!("{stream_prefix}relay:marker"));
+            probe.arg("version");
+            probe
+        });
         Self(Arc::new(Shared {
-            client,
-            one_slot: has_hash_tag(stream_prefix),
-            connect_timeout,
-            response_timeout,
+            address,
+            probe,
+            limits: Limits {
+                connect: connect_timeout,
+                response: response_timeout,
+            },
             state: Mutex::default(),
         }))
     }
@@ -125,27 +128,20 @@ impl Link {
     }
 
     async fn connected(&self) -> Result<(MultiplexedConnection, u64), Trouble> {
-        let owner = {
+        {
             let state = self.state();
             if let Some(connection) = &state.connection {
                 return Ok((connection.clone(), state.generation));
             }
-            state.owner.clone()
-        };
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.0.connect_timeout))
-            .set_response_timeout(Some(self.0.response_timeout));
-        let client = match owner {
-            None => self.0.client.clone(),
-            Some(addr) => Client::open(self.0.client.get_connection_info().clone().set_addr(addr))?,
-        };
-        let connection = client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await
-            .inspect_err(|_| {
-                // The slot may have another owner by now; the address that was given knows.
-                self.state().owner = None;
-            })?;
+        }
+        let Shared {
+            address,
+            probe,
+            limits,
+            ..
+        } = &*self.0;
+        let connection = address.connect(probe.as_ref(), *limits).await;
+        let connection = connection.map_err(|error| self.explained(error.into()))?;
         let mut state = self.state();
         state.client_id = None;
         state.generation += 1;
@@ -153,40 +149,20 @@ impl Link {
         Ok((connection, state.generation))
     }
 
-    /// Whether the server has named another node as the owner of the keys: the next connection leads there.
+    /// Whether another node of the cluster has the keys by now: the next connection leads there.
     fn follows(&self, error: &RedisError, generation: u64) -> bool {
-        if !self.0.one_slot || error.code() != Some("MOVED") {
+        if self.0.probe.is_none() || error.code() != Some("MOVED") {
             return false;
         }
-        let mut state = self.state();
-        let asked = match &state.owner {
-            Some(addr) => addr,
-            None => self.0.client.get_connection_info().addr(),
-        };
-        let Some(owner) = redirected(asked, error) else {
-            return false;
-        };
-        if state.generation == generation {
-            state.owner = Some(owner);
-            state.connection = None;
-            state.client_id = None;
+        if self.state().generation == generation {
+            self.close();
         }
         true
     }
 
     fn noted<T>(&self, reply: RedisResult<T>, generation: u64) -> Result<T, Trouble> {
         reply.map_err(|error| {
-            let mut trouble = Trouble::from(error);
-            if trouble.fault == Fault::ManySlots && self.0.one_slot {
-                // On its way to another node; what is asked for again finds it there.
-                trouble.fault = Fault::OtherRedis;
-            } else if trouble.fault == Fault::ManySlots {
-                trouble.text = format!(
-                    "this Redis is a cluster, and the keys are in more than one hash slot: give the relay and all consumers a \
-                     stream prefix with a hash tag, such as {{shop}}: ({})",
-                    trouble.text
-                );
-            }
+            let trouble = self.explained(error.into());
             if ends_redis_connection(trouble.fault) && self.state().generation == generation {
                 self.close();
             }
@@ -194,52 +170,21 @@ impl Link {
         })
     }
 
+    fn explained(&self, mut trouble: Trouble) -> Trouble {
+        if trouble.fault == Fault::ManySlots && self.0.probe.is_some() {
+            // On its way to another node; what is asked for again finds it there.
+            trouble.fault = Fault::OtherRedis;
+        } else if trouble.fault == Fault::ManySlots {
+            trouble.text = format!(
+                "this Redis is a cluster, and the keys are in more than one hash slot: give the relay and all consumers a \
+                 stream prefix with a hash tag, such as {{shop}}: ({})",
+                trouble.text
+            );
+        }
+        trouble
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Whether a prefix keeps all its keys in one slot of a cluster: what stands in the first braces decides the slot.
-fn has_hash_tag(prefix: &str) -> bool {
-    prefix
-        .split_once('{')
-        .and_then(|(_, behind)| behind.split_once('}'))
-        .is_some_and(|(tag, _)| !tag.is_empty())
-}
-
-/// The address in an error of MOVED, with the TLS of the one that was asked.
-fn redirected(asked: &ConnectionAddr, error: &RedisError) -> Option<ConnectionAddr> {
-    let (owner, _) = error.redirect_node()?;
-    let (to, to_port) = owner.rsplit_once(':')?;
-    let to_port = to_port.parse().ok()?;
-    let mut addr = asked.clone();
-    match &mut addr {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            // A node that does not know how it is reached names its port alone.
-            if !matches!(to, "" | "?") {
-                to.clone_into(host);
-            }
-            *port = to_port;
-        }
-        _ => return None,
-    }
-    Some(addr)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_braces_decide_the_slot() {
-        for (prefix, tagged) in [
-            ("{shop}:", true),
-            ("a{b}:", true),
-            ("outbox:", false),
-            ("{}{a}:", false),
-            ("{open:", false),
-        ] {
-            assert_eq!(has_hash_tag(prefix), tagged, "{prefix}");
-        }
     }
 }

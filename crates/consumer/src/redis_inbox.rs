@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use outbox_redis_address::RedisAddress;
+
 use crate::{
     Counters, Error, HandlerError, Message,
     backoff::Pace,
@@ -41,11 +43,11 @@ const CLAIM_AFTER_MIN: Duration = Duration::from_millis(100);
 /// counts as an attempt, so that one that kills the process ends there too. Nothing trims that stream.
 ///
 /// ```no_run
-/// use outbox_consumer::{HandlerError, Message, RedisInbox};
+/// use outbox_consumer::{HandlerError, Message, RedisAddress, RedisInbox};
 ///
 /// # async fn send_mail(_: &str, _: &[u8]) -> Result<(), HandlerError> { Ok(()) }
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// let redis = redis::Client::open("redis://localhost")?;
+/// let redis = RedisAddress::parse("redis://localhost")?;
 /// let shutdown = async { tokio::signal::ctrl_c().await.unwrap_or_default() };
 /// RedisInbox::new(redis, "mailing")
 ///     .topic("orders")
@@ -57,7 +59,7 @@ const CLAIM_AFTER_MIN: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 #[must_use = "nothing is consumed until it is run"]
 pub struct RedisInbox {
-    redis: redis::Client,
+    redis: RedisAddress,
     group: String,
     topics: Vec<String>,
     stream_prefix: String,
@@ -74,7 +76,7 @@ pub struct RedisInbox {
 
 /// Checked settings.
 pub(crate) struct Settings {
-    redis: redis::Client,
+    redis: RedisAddress,
     group: String,
     topics: Vec<String>,
     stream_prefix: String,
@@ -90,12 +92,12 @@ pub(crate) struct Settings {
 }
 
 impl RedisInbox {
-    /// A member of this group, 1 to 200 bytes.
-    pub fn new(redis: redis::Client, group: impl Into<String>) -> Self {
+    /// A member of this group, 1 to 200 bytes. `redis` is a [`RedisAddress`], or a `redis::Client` for one server.
+    pub fn new(redis: impl Into<RedisAddress>, group: impl Into<String>) -> Self {
         let group = group.into();
         let ms = Duration::from_millis;
         Self {
-            redis,
+            redis: redis.into(),
             counters: Counters::new(&group),
             group,
             topics: Vec::new(),

@@ -3,6 +3,7 @@
 use std::{error::Error as StdError, fmt, io};
 
 use deadpool_postgres::PoolError;
+use outbox_redis_address::Error as AddressError;
 use redis::RedisError;
 use tokio_postgres::error::DbError;
 
@@ -105,6 +106,20 @@ impl From<PoolError> for Trouble {
 impl From<RedisError> for Trouble {
     fn from(error: RedisError) -> Self {
         Self::new(Origin::Library, fault_of_redis(&error), error.to_string())
+    }
+}
+
+impl From<AddressError> for Trouble {
+    fn from(error: AddressError) -> Self {
+        let fault = match &error {
+            AddressError::Redis { source, .. } => fault_of_redis(source),
+            // The sentinel that named it, or the server itself, has yet to hear of the failover.
+            AddressError::Replica(_) => Fault::RedisReadOnly,
+            AddressError::ManySlots(_) => Fault::ManySlots,
+            // No other connection comes of this address and these files.
+            _ => Fault::RedisRefused,
+        };
+        Self::new(Origin::Library, fault, chain_text(&error))
     }
 }
 

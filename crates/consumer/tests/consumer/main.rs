@@ -22,6 +22,7 @@ mod processes;
 mod recovery;
 mod redis_cluster;
 mod redis_inbox;
+mod redis_sentinel;
 mod retried_letters;
 mod rights;
 mod shop;

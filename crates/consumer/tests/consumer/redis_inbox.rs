@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use outbox_consumer::{HandlerError, Message, RedisInbox};
+use outbox_consumer::{HandlerError, Message, RedisAddress, RedisInbox};
 use outbox_testkit::{Redis, eventually};
 use redis::aio::MultiplexedConnection;
 use tokio::{sync::oneshot, task::JoinHandle};
@@ -16,8 +16,12 @@ use crate::shop::{DEADLINE, entry, stream};
 const GROUP: &str = "mailing";
 
 fn inbox(redis: &Redis) -> RedisInbox {
+    inbox_at(&redis.url())
+}
+
+pub(crate) fn inbox_at(url: &str) -> RedisInbox {
     let ms = Duration::from_millis;
-    RedisInbox::new(redis::Client::open(redis.url()).unwrap(), GROUP)
+    RedisInbox::new(RedisAddress::parse(url).unwrap(), GROUP)
         .topic("orders")
         .claim_after(ms(300))
         .retry_backoff(ms(5), ms(20))
@@ -25,7 +29,7 @@ fn inbox(redis: &Redis) -> RedisInbox {
 
 /// What was sent, in order, outside of any transaction.
 #[derive(Clone, Default)]
-struct Mails(Arc<Mutex<Vec<String>>>);
+pub(crate) struct Mails(Arc<Mutex<Vec<String>>>);
 
 impl Mails {
     fn send(&self, message: &Message) {
@@ -35,7 +39,7 @@ impl Mails {
             .push(message.message_key().to_owned());
     }
 
-    fn counts(&self) -> BTreeMap<String, usize> {
+    pub(crate) fn counts(&self) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
         for key in self.0.lock().unwrap().iter() {
             *counts.entry(key.clone()).or_default() += 1;
@@ -43,7 +47,7 @@ impl Mails {
         counts
     }
 
-    async fn are(&self, count: usize) {
+    pub(crate) async fn are(&self, count: usize) {
         eventually(DEADLINE, "the mails", || async {
             let counts = self.counts();
             if counts.len() == count {
@@ -57,13 +61,13 @@ impl Mails {
     }
 }
 
-struct Running {
+pub(crate) struct Running {
     stop: oneshot::Sender<()>,
-    task: JoinHandle<Result<(), outbox_consumer::Error>>,
+    pub(crate) task: JoinHandle<Result<(), outbox_consumer::Error>>,
 }
 
 impl Running {
-    async fn stop(self) {
+    pub(crate) async fn stop(self) {
         let _ = self.stop.send(());
         tokio::time::timeout(DEADLINE, self.task)
             .await
@@ -73,7 +77,7 @@ impl Running {
     }
 }
 
-fn run<F>(inbox: RedisInbox, handler: F) -> Running
+pub(crate) fn run<F>(inbox: RedisInbox, handler: F) -> Running
 where
     F: AsyncFn(&Message) -> Result<(), HandlerError> + Send + 'static,
 {
@@ -84,7 +88,9 @@ where
     Running { stop, task }
 }
 
-fn mailer(mails: &Mails) -> impl AsyncFn(&Message) -> Result<(), HandlerError> + Send + use<> {
+pub(crate) fn mailer(
+    mails: &Mails,
+) -> impl AsyncFn(&Message) -> Result<(), HandlerError> + Send + use<> {
     let mails = mails.clone();
     async move |message: &Message| {
         mails.send(message);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
-use outbox_consumer::{Builder, Consumer, Counters, Error, Message, Transaction};
+use outbox_consumer::{Builder, Consumer, Counters, Error, Message, RedisAddress, Transaction};
 use outbox_testkit::{Postgres, Redis, eventually};
 use redis::aio::MultiplexedConnection;
 use tokio::{sync::oneshot, task::JoinHandle};
@@ -135,6 +135,16 @@ impl Shop {
         .unwrap();
     }
 
+    /// Waits for some effects.
+    pub(crate) async fn effects_begin(&self, count: i64) {
+        eventually(DEADLINE, "the first effects", || async {
+            let all = self.count("SELECT count(*) FROM effects").await;
+            if all >= count { Ok(()) } else { Err(all) }
+        })
+        .await
+        .unwrap();
+    }
+
     pub(crate) async fn pending(&self, topic: &str) -> usize {
         let mut connection = self.redis().await;
         let summary: redis::RedisResult<redis::Value> = redis::cmd("XPENDING")
@@ -255,11 +265,8 @@ pub(crate) fn pool_of(postgres_url: &str, connections_max: usize) -> Pool {
 }
 
 pub(crate) fn consumer_at(postgres_url: &str, redis_url: &str) -> Builder {
-    quickly(Consumer::builder(
-        pool(postgres_url),
-        redis::Client::open(redis_url).unwrap(),
-        GROUP,
-    ))
+    let redis = RedisAddress::parse(redis_url).unwrap();
+    quickly(Consumer::builder(pool(postgres_url), redis, GROUP))
 }
 
 fn quickly(builder: Builder) -> Builder {

@@ -8,7 +8,6 @@ mod page;
 mod replay;
 mod report;
 mod rights;
-mod sentinel;
 mod streams;
 mod target;
 mod tending;

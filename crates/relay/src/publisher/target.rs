@@ -3,21 +3,23 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use outbox_redis_address::{Limits, RedisAddress};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client};
 use secrecy::SecretString;
 
-use super::address::{Address, RedisTls};
-use super::{cluster, keys, sentinel};
-use crate::error::{Error, Result, redis_fault};
-use crate::protocol::failure::RedisFault;
+use super::address::{RedisTls, of_address, parse};
+use super::keys;
+use crate::error::Result;
 use crate::secret_file::read_secret;
+
+/// The longest wait for a connection, whatever a call on it may take.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// Where Redis is and how the connection is protected.
 #[derive(Clone)]
 pub struct RedisTarget {
     /// As it was understood at first.
-    address: Address,
+    address: RedisAddress,
     /// Where it is read anew for each connection, with the settings of TLS that it is read with.
     file: Option<(PathBuf, RedisTls)>,
     /// The key whose slot is looked for in a cluster.
@@ -39,7 +41,7 @@ impl RedisTarget {
     /// never repeated.
     pub fn parse(url: &SecretString, tls: RedisTls) -> Result<Self> {
         Ok(RedisTarget {
-            address: Address::parse("--redis-url", url, &tls)?,
+            address: parse("--redis-url", url, &tls)?,
             file: None,
             marker_key: keys("").marker,
         })
@@ -68,7 +70,7 @@ impl RedisTarget {
 
     /// Host and port, for logs.
     pub fn describe(&self) -> String {
-        self.address.describe()
+        self.address.to_string()
     }
 
     /// Opens a connection whose calls take `limit` at the most. The address is resolved anew, sentinels are asked for the
@@ -82,54 +84,19 @@ impl RedisTarget {
         let anew = self.file.as_ref().map(|(file, tls)| read(file, tls));
         let anew = anew.transpose()?;
         let address = anew.as_ref().unwrap_or(&self.address);
-        if let Some(sentinels) = &address.sentinels {
-            return sentinel::connect(address, sentinels, limit).await;
-        }
-        let with_tls = address.is_with_tls();
-        let mut connection = open(address.client()?, with_tls, limit).await?;
-        let Some(mut place) = address.place() else {
-            return Ok(connection);
+        let limits = Limits {
+            connect: limit.min(CONNECT_MAX),
+            response: limit,
         };
-        for _ in 0..cluster::REDIRECTIONS_MAX {
-            let owner = cluster::owner_elsewhere(&mut connection, &place, &self.marker_key).await;
-            let Some(owner) = owner else { break };
-            connection = open(address.client_at(&owner)?, with_tls, limit).await?;
-            place = owner;
-        }
-        Ok(connection)
+        // A read that everybody who works with the outbox may do.
+        let mut probe = redis::cmd("HGETALL");
+        probe.arg(&self.marker_key);
+        let connection = address.connect(Some(&probe), limits).await;
+        connection.map_err(|error| of_address(error, address.is_with_tls()))
     }
 }
 
-fn read(file: &Path, tls: &RedisTls) -> Result<Address> {
+fn read(file: &Path, tls: &RedisTls) -> Result<RedisAddress> {
     let field = "--redis-url-file";
-    Address::parse(field, &read_secret(field, file)?, tls)
-}
-
-/// Opens a connection to one server.
-pub(super) async fn open(
-    client: Client,
-    with_tls: bool,
-    limit: Duration,
-) -> Result<MultiplexedConnection> {
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(limit.min(Duration::from_secs(5))))
-        .set_response_timeout(Some(limit));
-    client
-        .get_multiplexed_async_connection_with_config(&config)
-        .await
-        .map_err(|source| match redis_fault(&source) {
-            RedisFault::Tls => Error::Tls {
-                server: "Redis",
-                problem: format!("{source}; check --redis-tls-mode and --redis-ca-file"),
-            },
-            // A port without TLS says nothing to a handshake, as one that is frozen does.
-            RedisFault::Connection | RedisFault::Reply(_) if with_tls => Error::Redis {
-                doing: "connect with TLS",
-                source,
-            },
-            RedisFault::Connection | RedisFault::Reply(_) => Error::Redis {
-                doing: "connect",
-                source,
-            },
-        })
+    parse(field, &read_secret(field, file)?, tls)
 }

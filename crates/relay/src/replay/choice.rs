@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use outbox_redis_address::hash_tag;
 use serde_json::json;
 use uuid::Uuid;
 
@@ -108,13 +109,6 @@ pub(super) fn other_flags(before: &ReplayProgress) -> Error {
             crate::dead_letters::printable(&before.spec)
         ),
     }
-}
-
-/// What decides about the slot of a key, if not the whole key does.
-fn hash_tag(key: &str) -> Option<&str> {
-    let (_, rest) = key.split_once('{')?;
-    let (tag, _) = rest.split_once('}')?;
-    (!tag.is_empty()).then_some(tag)
 }
 
 /// Which outbox this is.
@@ -302,14 +296,5 @@ mod tests {
         assert_eq!(ranges(&choice(5, 4, None)), []);
         let keys = choice(1, 90, Some(&[3, 70, 71, 99]));
         assert_eq!(ranges(&keys), [(3, 3), (70, 70), (71, 71)]);
-    }
-
-    #[test]
-    fn a_hash_tag_is_what_stands_in_the_first_braces() {
-        assert_eq!(hash_tag("{shop}:orders"), Some("shop"));
-        assert_eq!(hash_tag("a{b}{c}"), Some("b"));
-        for without in ["outbox:", "{}x", "{open", "close}"] {
-            assert_eq!(hash_tag(without), None, "{without}");
-        }
     }
 }

@@ -71,6 +71,20 @@ impl RedisCluster {
         &self.nodes
     }
 
+    /// From here on the nodes serve their own slots when other nodes are down.
+    ///
+    /// # Errors
+    ///
+    /// A node is down.
+    pub async fn serve_what_is_left(&self) -> Result<(), Error> {
+        for node in &self.nodes {
+            let mut set = ::redis::cmd("CONFIG");
+            set.arg(&["SET", "cluster-require-full-coverage", "no"]);
+            node.query::<()>(&mut node.connect().await?, set).await?;
+        }
+        Ok(())
+    }
+
     /// The node that owns the slot of a key, and the others.
     ///
     /// # Errors
