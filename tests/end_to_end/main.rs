@@ -1,7 +1,8 @@
 //! From the producer's transaction over the relay's binary to the consumer's effect, on real servers.
 //!
 //! `world.rs` is what each test starts with. `crashes.rs` kills what is between the two ends, `windows.rs` is about
-//! the two moments at which a dual write goes wrong, `backlog.rs` about consumers that come late, `refusals.rs` about a
+//! the two moments at which a dual write goes wrong, `backlog.rs` about consumers that come late, `failovers.rs` about a
+//! primary that another server takes the place of, `replays.rs` about what is published again, `refusals.rs` about a
 //! Redis that is there and refuses, `traces.rs` about a trace that goes all the way. `documents.rs` holds README and ARCHITECTURE against what they describe.
 
 #![allow(
@@ -13,9 +14,11 @@ mod backlog;
 mod crashes;
 mod documents;
 mod estate;
+mod failovers;
 mod least_privilege;
 mod other_languages;
 mod refusals;
+mod replays;
 mod traces;
 mod windows;
 mod world;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, Pool};
-use outbox_consumer::{Consumer, Message, Transaction};
+use outbox_consumer::{Builder, Consumer, Counters, Message, RedisAddress, Transaction};
 use outbox_producer::write;
 use outbox_testkit::{Postgres, Process, Redis, eventually};
 use tokio::{sync::oneshot, task::JoinHandle};
@@ -23,10 +23,12 @@ const WAREHOUSE_TABLES: &str = "CREATE TABLE effects (key text NOT NULL)";
 
 pub(crate) struct World {
     pub(crate) redis: Redis,
+    /// What relay and consumers are told of it.
+    pub(crate) redis_url: String,
     shop_url: String,
     warehouse_url: String,
     pub(crate) shop: Client,
-    warehouse: Client,
+    pub(crate) warehouse: Client,
 }
 
 impl World {
@@ -45,6 +47,7 @@ impl World {
         let warehouse = postgres.connect(&warehouse_database).await.unwrap();
         warehouse.batch_execute(WAREHOUSE_TABLES).await.unwrap();
         Self {
+            redis_url: redis.url(),
             redis,
             shop_url: postgres.url(&shop_database),
             warehouse_url: postgres.url(&warehouse_database),
@@ -64,14 +67,14 @@ impl World {
 
     /// The relay's binary with its default settings.
     pub(crate) fn relay(&self) -> Process {
-        outbox_testkit::relay(&self.shop_url, &self.redis.url())
+        outbox_testkit::relay(&self.shop_url, &self.redis_url)
             .spawn()
             .unwrap()
     }
 
     /// The same, for a test of what Redis refuses when it is full: nothing pauses before.
     pub(crate) fn relay_without_ceiling(&self) -> Process {
-        outbox_testkit::relay(&self.shop_url, &self.redis.url())
+        outbox_testkit::relay(&self.shop_url, &self.redis_url)
             .args(["--redis-memory-ceiling", "0"])
             .spawn()
             .unwrap()
@@ -89,20 +92,31 @@ impl World {
             + Send
             + 'static,
     {
+        run(self.builder("warehouse", TOPIC), handler)
+    }
+
+    /// The settings of a consumer of this group and topic.
+    pub(crate) fn builder(&self, group: &str, topic: &str) -> Builder {
         let manager = Manager::new(self.warehouse_url.parse().unwrap(), NoTls);
         let pool = Pool::builder(manager).max_size(4).build().unwrap();
-        let redis = redis::Client::open(self.redis.url()).unwrap();
-        let consumer = Consumer::builder(pool, redis, "warehouse")
-            .topic(TOPIC)
+        let redis = RedisAddress::parse(&self.redis_url).unwrap();
+        Consumer::builder(pool, redis, group)
+            .topic(topic)
             .stream_prefix("outbox:")
             .outage_backoff(Duration::from_millis(10), Duration::from_millis(200))
-            .build()
+    }
+
+    /// Runs a command of the relay's binary to its end with success, and returns its lines.
+    pub(crate) async fn command(&self, args: &[&str]) -> Vec<String> {
+        let process = Process::builder(outbox_testkit::relay_binary())
+            .args(args.iter().copied())
+            .env("DATABASE_URL", &self.shop_url)
+            .env("REDIS_URL", &self.redis_url)
+            .spawn()
             .unwrap();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let task = tokio::spawn(consumer.run(handler, async move {
-            let _ = stopped.await;
-        }));
-        Running { stop, task }
+        let status = process.wait(DEADLINE).await.unwrap();
+        assert!(status.success(), "{args:?}: {:?}", process.lines());
+        process.lines()
     }
 
     /// The keys of all orders that were committed, sorted.
@@ -148,7 +162,7 @@ impl World {
     }
 
     /// Waits until the group has been given and has acknowledged everything in the stream.
-    async fn stream_settled(&self) {
+    pub(crate) async fn stream_settled(&self) {
         eventually(DEADLINE, "a group with nothing left to do", || async {
             let mut redis = self.redis.connect().await.unwrap();
             let (stream, groups): (
@@ -191,8 +205,27 @@ impl World {
     }
 }
 
+/// Runs a consumer in the background.
+pub(crate) fn run<F>(builder: Builder, handler: F) -> Running
+where
+    F: AsyncFn(&Transaction<'_>, &Message) -> Result<(), tokio_postgres::Error> + Send + 'static,
+{
+    let consumer = builder.build().unwrap();
+    let counters = consumer.counters();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let task = tokio::spawn(consumer.run(handler, async move {
+        let _ = stopped.await;
+    }));
+    Running {
+        counters,
+        stop,
+        task,
+    }
+}
+
 /// A consumer that runs in the background.
 pub(crate) struct Running {
+    pub(crate) counters: Counters,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), outbox_consumer::Error>>,
 }

@@ -13,7 +13,7 @@
 use std::{env, error::Error};
 
 use deadpool_postgres::{Manager, Pool};
-use outbox_consumer::{Consumer, Message, Transaction};
+use outbox_consumer::{Consumer, Message, RedisAddress, Transaction};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_postgres::NoTls;
 
@@ -27,7 +27,7 @@ async fn pack(tx: &Transaction<'_>, message: &Message) -> Result<(), tokio_postg
 async fn main() -> Result<(), Box<dyn Error>> {
     let manager = Manager::new(env::var("DATABASE_URL")?.parse()?, NoTls);
     let pool = Pool::builder(manager).build()?;
-    let redis = redis::Client::open(env::var("REDIS_URL")?)?;
+    let redis = RedisAddress::parse(&env::var("REDIS_URL")?)?;
     let consumer = Consumer::builder(pool, redis, env::var("CONSUMER_GROUP")?)
         .name(env::var("CONSUMER_NAME")?)
         .topic("orders")

@@ -7,7 +7,7 @@
 use std::{env, error::Error};
 
 use deadpool_postgres::{Manager, Pool};
-use outbox_consumer::{Consumer, HandlerError, Message, Transaction};
+use outbox_consumer::{Consumer, HandlerError, Message, RedisAddress, Transaction};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_postgres::NoTls;
 
@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let redis = env::var("REDIS_URL").map_err(|_| "set REDIS_URL to the relay's Redis")?;
     let pool = Pool::builder(Manager::new(database.parse()?, NoTls)).build()?;
     pool.get().await?.batch_execute(CREATE_TABLE).await?;
-    let consumer = Consumer::builder(pool, redis::Client::open(redis)?, "example-report")
+    let consumer = Consumer::builder(pool, RedisAddress::parse(&redis)?, "example-report")
         .topic("orders")
         .batch(1_000)
         .build()?;

@@ -4,7 +4,7 @@
 
 use std::{env, error::Error};
 
-use outbox_consumer::{HandlerError, Message, RedisInbox};
+use outbox_consumer::{HandlerError, Message, RedisAddress, RedisInbox};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             _ = tokio::signal::ctrl_c() => {}
         }
     };
-    let inbox = RedisInbox::new(redis::Client::open(redis)?, "example-mailing").topic("orders");
+    let inbox = RedisInbox::new(RedisAddress::parse(&redis)?, "example-mailing").topic("orders");
     inbox.run(send, shutdown).await?;
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::{env, error::Error, time::Duration};
 
 use deadpool_postgres::{Manager, Pool};
 use outbox_consumer::{
-    Consumer, Counters, HandlerError, Message, OnDeadLetter, Router, Transaction,
+    Consumer, Counters, HandlerError, Message, OnDeadLetter, RedisAddress, Router, Transaction,
 };
 use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
@@ -81,7 +81,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let pool = Pool::builder(Manager::new(database.parse()?, NoTls)).build()?;
     pool.get().await?.batch_execute(CREATE_TABLE).await?;
 
-    let consumer = Consumer::builder(pool, redis::Client::open(redis)?, "example-shipping")
+    let consumer = Consumer::builder(pool, RedisAddress::parse(&redis)?, "example-shipping")
         .topic("orders")
         .on_dead_letter(OnDeadLetter::HoldKey)
         .build()?;

@@ -32,7 +32,8 @@ pub struct ServerFlags {
     /// Redis, as redis://user:password@host:port/db, or rediss:// for TLS
     ///
     /// With sentinels: redis+sentinel://user:password@host1:26379,host2:26379/NAME/db (rediss+sentinel:// for TLS), where NAME
-    /// is the primary's; behind a ? may stand sentinel_user and sentinel_password. Of a cluster, any node.
+    /// is the primary's; behind a ? may stand sentinel_user and sentinel_password. Of a cluster, any node, or
+    /// several, of which the first that answers is taken: redis://user:password@host1:6379,host2:6379.
     #[arg(
         long,
         env = "REDIS_URL",
