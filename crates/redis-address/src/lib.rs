@@ -12,6 +12,19 @@
 //! for sentinels. What has a meaning of its own in a URL is written with `%` in a name or password.
 //!
 //! Nothing is remembered of a server that was found: each connection asks anew, so that a failover is followed.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use outbox_redis_address::{Limits, RedisAddress};
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let address = RedisAddress::parse("redis+sentinel://sentinel-1,sentinel-2,sentinel-3/mymaster")?;
+//! let limits = Limits { connect: Duration::from_secs(5), response: Duration::from_secs(5) };
+//! let mut primary = address.connect(None, limits).await?;
+//! redis::cmd("PING").exec_async(&mut primary).await?;
+//! # Ok(())
+//! # }
+//! ```
 
 mod cluster;
 mod error;

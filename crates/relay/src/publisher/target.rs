@@ -37,7 +37,7 @@ impl RedisTarget {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] when the URL is not understood or contradicts the TLS settings. The URL itself is
+    /// [`Error::Config`](crate::Error::Config) when the URL is not understood or contradicts the TLS settings. The URL itself is
     /// never repeated.
     pub fn parse(url: &SecretString, tls: RedisTls) -> Result<Self> {
         Ok(RedisTarget {
@@ -52,7 +52,7 @@ impl RedisTarget {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] when the file cannot be read, and as in [`parse`](Self::parse).
+    /// [`Error::Config`](crate::Error::Config) when the file cannot be read, and as in [`parse`](Self::parse).
     pub fn from_file(file: &Path, tls: RedisTls) -> Result<Self> {
         Ok(RedisTarget {
             address: read(file, &tls)?,
@@ -78,8 +78,8 @@ impl RedisTarget {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`], [`Error::Replica`], [`Error::Tls`], [`Error::Setup`] for sentinels that know no such primary, or
-    /// [`Error::Config`] for a file that cannot be read.
+    /// [`Error`](crate::Error): `Redis`, `Replica`, `Tls`, `Setup` for sentinels that know no such primary and for several servers
+    /// that are no cluster, or `Config` for a file that cannot be read.
     pub(crate) async fn connect(&self, limit: Duration) -> Result<MultiplexedConnection> {
         let anew = self.file.as_ref().map(|(file, tls)| read(file, tls));
         let anew = anew.transpose()?;
