@@ -27,12 +27,15 @@ BEGIN
     END IF;
 
     -- The keys whose effect a group has committed: a row is written in the transaction of the effect.
+    --
+    -- COLLATE "C" wherever a key is indexed: an index in a language's order finds keys no more when the system's library
+    -- changes that order, and then a key could be taken twice. The message key comes first since it differs at once.
     CREATE TABLE inbox.applied (
-        consumer_group text NOT NULL,
-        topic          text NOT NULL,
-        message_key    text NOT NULL,
+        consumer_group text COLLATE "C" NOT NULL,
+        topic          text COLLATE "C" NOT NULL,
+        message_key    text COLLATE "C" NOT NULL,
         applied_at     timestamptz NOT NULL DEFAULT now(),
-        PRIMARY KEY (consumer_group, topic, message_key)
+        PRIMARY KEY (message_key, topic, consumer_group)
     );
     -- For the purge. New rows go to the right end of their group, so it costs an insert little.
     CREATE INDEX applied_by_age ON inbox.applied (consumer_group, applied_at);
@@ -40,7 +43,7 @@ BEGIN
     -- Up to when keys of a group may have been purged: what was published before that may have been applied,
     -- although its key is not there any more.
     CREATE TABLE inbox.purged (
-        consumer_group  text PRIMARY KEY,
+        consumer_group  text COLLATE "C" PRIMARY KEY,
         applied_through timestamptz NOT NULL DEFAULT '-infinity'
     );
 
@@ -48,7 +51,7 @@ BEGIN
     -- has an older mark, or another branch. `positions`: up to which entry of each stream all was settled, when
     -- the mark was set.
     CREATE TABLE inbox.history (
-        consumer_group text PRIMARY KEY,
+        consumer_group text COLLATE "C" PRIMARY KEY,
         branch         uuid NOT NULL,
         mark           bigint NOT NULL,
         redis_ms       bigint NOT NULL,
@@ -58,9 +61,9 @@ BEGIN
 
     -- How often a message has been tried, for those that failed or were redelivered after a crash.
     CREATE TABLE inbox.attempts (
-        consumer_group text NOT NULL,
-        topic          text NOT NULL,
-        message_key    text NOT NULL,
+        consumer_group text COLLATE "C" NOT NULL,
+        topic          text COLLATE "C" NOT NULL,
+        message_key    text COLLATE "C" NOT NULL,
         attempts       integer NOT NULL,
         last_error     text,
         updated_at     timestamptz NOT NULL DEFAULT now(),
@@ -75,12 +78,12 @@ BEGIN
     -- `tries` counts within one series of attempts, `attempts` in all; `not_before` is when the next may begin.
     CREATE TABLE inbox.dead_letters (
         id             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-        consumer_group text NOT NULL,
-        stream         text NOT NULL,
-        entry_id       text NOT NULL,
-        topic          text NOT NULL,
+        consumer_group text COLLATE "C" NOT NULL,
+        stream         text COLLATE "C" NOT NULL,
+        entry_id       text COLLATE "C" NOT NULL,
+        topic          text COLLATE "C" NOT NULL,
         message_id     bigint,
-        message_key    text,
+        message_key    text COLLATE "C",
         ordering_key   text,
         event_type     text,
         created_at     timestamptz,
@@ -114,7 +117,7 @@ BEGIN
             INSERT INTO inbox.applied AS a (consumer_group, topic, message_key)
             SELECT claim.consumer_group, claim.topic, k.message_key
             FROM pg_catalog.unnest(claim.message_keys) AS k (message_key)
-            ORDER BY k.message_key  -- two callers with the same keys wait for each other in one order
+            ORDER BY k.message_key COLLATE "C"  -- two callers with the same keys wait for each other in one order
             ON CONFLICT DO NOTHING
             RETURNING a.message_key;
     END
@@ -165,8 +168,8 @@ BEGIN
     -- Which member of a group has a stream. The epoch counts the owners; a batch is applied only by the owner of
     -- the epoch in which it was read. Updated every second by each owner, hence the room in each page.
     CREATE TABLE inbox.leases (
-        consumer_group text NOT NULL,
-        stream         text NOT NULL,
+        consumer_group text COLLATE "C" NOT NULL,
+        stream         text COLLATE "C" NOT NULL,
         owner          text NOT NULL DEFAULT '',
         epoch          bigint NOT NULL DEFAULT 0,
         expires_at     timestamptz NOT NULL DEFAULT '-infinity',
@@ -175,8 +178,8 @@ BEGIN
 
     -- The members of a group that are alive, and the streams that each of them could have.
     CREATE TABLE inbox.members (
-        consumer_group text NOT NULL,
-        member         text NOT NULL,
+        consumer_group text COLLATE "C" NOT NULL,
+        member         text COLLATE "C" NOT NULL,
         streams        text[] NOT NULL,
         expires_at     timestamptz NOT NULL,
         PRIMARY KEY (consumer_group, member)

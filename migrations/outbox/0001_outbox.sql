@@ -58,11 +58,13 @@ BEGIN
     $body$;
 
     -- Insert-only: nothing ever updates a row, and only the relay's purge deletes one.
+    -- COLLATE "C" wherever a key is indexed: the order of a language changes with the system's library, and an index in
+    -- the old order no longer finds what it holds.
     CREATE TABLE outbox.messages (
         id             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-        topic          text NOT NULL,
+        topic          text COLLATE "C" NOT NULL,
         ordering_key   text,
-        message_key    text NOT NULL DEFAULT outbox.uuid_v7()::text,
+        message_key    text COLLATE "C" NOT NULL DEFAULT outbox.uuid_v7()::text,
         event_type     text,
         payload        json,
         payload_binary bytea,
@@ -97,7 +99,7 @@ BEGIN
     -- How many partitions (streams) a topic has; a topic without a row has one. `outbox-relay topics set` writes what
     -- is wanted, and the relay changes it once all groups have drained the streams of the count before.
     CREATE TABLE outbox.topics (
-        topic      text PRIMARY KEY CHECK (topic ~ '^[A-Za-z0-9._-]{1,200}$'),
+        topic      text COLLATE "C" PRIMARY KEY CHECK (topic ~ '^[A-Za-z0-9._-]{1,200}$'),
         partitions integer NOT NULL DEFAULT 1 CHECK (partitions BETWEEN 1 AND 1024),
         earlier    integer[] NOT NULL DEFAULT '{}',  -- counts that were in force before, oldest first
         wanted     integer CHECK (wanted BETWEEN 1 AND 1024),
@@ -125,8 +127,8 @@ BEGIN
 
     -- Streams that refuse entries, each with a cursor of its own until it has caught up.
     CREATE TABLE outbox.blocked_streams (
-        stream text PRIMARY KEY,
-        topic  text NOT NULL,
+        stream text COLLATE "C" PRIMARY KEY,
+        topic  text COLLATE "C" NOT NULL,
         high   bigint NOT NULL,
         gaps   int8multirange NOT NULL,
         reason text NOT NULL,
@@ -170,9 +172,9 @@ BEGIN
     -- Messages that Redis refuses for what they are; whole, so that the purge may go on.
     CREATE TABLE outbox.dead_letters (
         id             bigint PRIMARY KEY,
-        topic          text NOT NULL,
+        topic          text COLLATE "C" NOT NULL,
         ordering_key   text,
-        message_key    text NOT NULL,
+        message_key    text COLLATE "C" NOT NULL,
         event_type     text,
         payload        json,
         payload_binary bytea,

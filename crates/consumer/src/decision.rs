@@ -15,6 +15,8 @@ pub(crate) enum Fault {
     PostgresUnavailable,
     /// Another transaction was in the way (40001, 40P01); it may pass when it runs again.
     Conflict,
+    /// A key stands in a unique index already (23505).
+    UniqueViolation,
     /// The server has become a standby (25006); after a failover the next connection finds the primary.
     PostgresReadOnly,
     /// A prepared statement is gone (26000); a new connection prepares it again.
@@ -126,7 +128,7 @@ pub(crate) fn decide(origin: Origin, fault: Fault) -> Decision {
             Origin::Handler => Decision::CountAttempt,
         },
         // What this crate sends was checked before, so an answer nobody foresaw is the server's affair.
-        Fault::OtherSql => match origin {
+        Fault::UniqueViolation | Fault::OtherSql => match origin {
             Origin::Library => Decision::Retry,
             Origin::Handler => Decision::CountAttempt,
         },
@@ -141,6 +143,7 @@ pub(crate) fn fault_of_sqlstate(code: &str) -> Fault {
         "40001" | "40P01" | "40000" | "40003" => return Fault::Conflict,
         // 25P03: the handler's transaction was idle for longer than a frozen process may block others.
         "57P01" | "57P02" | "57P03" | "57P05" | "25P03" => return Fault::PostgresUnavailable,
+        "23505" => return Fault::UniqueViolation,
         "25006" => return Fault::PostgresReadOnly,
         "26000" => return Fault::StatementGone,
         "3D000" | "42501" => return Fault::PostgresRefused,
@@ -198,6 +201,7 @@ pub(crate) fn ends_redis_connection(fault: Fault) -> bool {
         | Fault::PostgresSilent
         | Fault::PostgresUnavailable
         | Fault::Conflict
+        | Fault::UniqueViolation
         | Fault::PostgresReadOnly
         | Fault::StatementGone
         | Fault::PostgresRefused

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use deadpool_postgres::Object;
 use redis::Cmd;
 use tokio_postgres::{
-    Row,
+    IsolationLevel, Row,
     types::{Json, ToSql},
 };
 use tracing::warn;
@@ -123,7 +123,8 @@ impl History {
     }
 
     /// Compares and sets the next mark in one transaction, whose lock makes it one member at a time. All is read
-    /// after the lock is taken: what whoever had it has changed must be seen.
+    /// after the lock is taken, and as it is then: a snapshot of before could miss the last mark, which looks like a
+    /// database that was set back.
     async fn mark(
         &self,
         inbox: &Inbox,
@@ -131,7 +132,10 @@ impl History {
         streams: &[String],
         connection: &mut Object,
     ) -> Result<Option<Past>, Trouble> {
-        let tx = inbox.bounded(connection.transaction()).await?;
+        let begin = connection
+            .build_transaction()
+            .isolation_level(IsolationLevel::ReadCommitted);
+        let tx = inbox.bounded(begin.start()).await?;
         inbox.bounded(tx.batch_execute(queries::DURABLE)).await?;
         let locked = inbox
             .bounded(tx.query_one(queries::HISTORY_LOCK, &[&self.group]))

@@ -1,6 +1,13 @@
 //! The transaction that makes a message take effect once: its key and the handler's writes, together.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use deadpool_postgres::{Object, Pool, Transaction};
 use tokio::time::timeout;
@@ -37,6 +44,26 @@ pub(crate) struct Inbox {
     pub(crate) gate: Gate,
     /// What a transaction of this crate begins with.
     opening: String,
+    /// Whether the last batch had no key that was known. The next is taken to be like it.
+    all_new: AtomicBool,
+}
+
+/// What is expected of the keys of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keys {
+    /// The inbox has none of them, and each stands once: much the cheaper, and it fails where that is wrong.
+    AllNew,
+    /// Some may be known.
+    MayBeKnown,
+}
+
+impl Keys {
+    fn taken_by(self) -> &'static str {
+        match self {
+            Keys::AllNew => queries::TAKE_NEW_KEYS,
+            Keys::MayBeKnown => queries::TAKE_KEYS,
+        }
+    }
 }
 
 /// What became of a batch.
@@ -68,6 +95,7 @@ impl Inbox {
             sign_interval: (settings.claim_after / 3).min(SIGN_INTERVAL_MAX),
             gate: settings.gate,
             opening,
+            all_new: AtomicBool::new(false),
         }
     }
 
@@ -114,9 +142,26 @@ impl Inbox {
         forget_attempts: bool,
     ) -> Result<Applied, Trouble> {
         let mut connection = self.connect().await?;
-        let result = self
-            .apply_on(&mut connection, handler, messages, forget_attempts)
+        let expected = match self.all_new.load(Ordering::Relaxed) {
+            true => Keys::AllNew,
+            false => Keys::MayBeKnown,
+        };
+        let mut result = self
+            .apply_on(
+                &mut connection,
+                handler,
+                messages,
+                expected,
+                forget_attempts,
+            )
             .await;
+        if expected == Keys::AllNew && result.as_ref().is_err_and(met_a_known_key) {
+            // The handler has not run.
+            let keys = Keys::MayBeKnown;
+            result = self
+                .apply_on(&mut connection, handler, messages, keys, forget_attempts)
+                .await;
+        }
         match &result {
             Ok(_) => {}
             Err(trouble) if trouble.decision().blames_the_message() => {
@@ -133,6 +178,7 @@ impl Inbox {
         connection: &mut Object,
         handler: &A,
         messages: &mut Vec<Message>,
+        keys: Keys,
         forget_attempts: bool,
     ) -> Result<Applied, Trouble> {
         let Some(first) = messages.first() else {
@@ -142,8 +188,9 @@ impl Inbox {
         let transaction = self.bounded(connection.transaction()).await?;
         let Sorted { run, dead, waiting } = self.sort_out(&transaction, messages).await?;
         let (transaction, fresh) = self
-            .take_effect(transaction, handler, messages, run)
+            .take_effect(transaction, handler, messages, run, keys)
             .await?;
+        self.all_new.store(fresh == run, Ordering::Relaxed);
         if forget_attempts {
             let keys: Vec<&str> = messages.iter().map(Message::message_key).collect();
             self.bounded(
@@ -167,6 +214,7 @@ impl Inbox {
         handler: &A,
         messages: &mut Vec<Message>,
         run: usize,
+        keys: Keys,
     ) -> Result<(Transaction<'t>, usize), Trouble> {
         let Some(first) = messages.first() else {
             return Ok((transaction, 0));
@@ -176,7 +224,7 @@ impl Inbox {
             .bounded(transaction.prepare_cached(queries::HOLD_LEASE))
             .await?;
         let take_keys = self
-            .bounded(transaction.prepare_cached(queries::TAKE_KEYS))
+            .bounded(transaction.prepare_cached(keys.taken_by()))
             .await?;
         let still_ours = self
             .bounded(transaction.prepare_cached(queries::STILL_OURS))
@@ -316,7 +364,7 @@ impl Inbox {
     /// the address anew. Where Postgres fell silent, the idle ones of the pool are as suspect.
     pub(crate) fn give_up(&self, connection: Object, trouble: &Trouble) {
         match trouble.fault {
-            Fault::Conflict | Fault::LeaseLost => {}
+            Fault::Conflict | Fault::UniqueViolation | Fault::LeaseLost => {}
             Fault::PostgresSilent => {
                 drop(Object::take(connection));
                 self.pool.retain(|_, _| false);
@@ -324,6 +372,11 @@ impl Inbox {
             _ => drop(Object::take(connection)),
         }
     }
+}
+
+/// Whether a statement of ours found a key in the inbox that was taken for new.
+fn met_a_known_key(trouble: &Trouble) -> bool {
+    trouble.origin == Origin::Library && trouble.fault == Fault::UniqueViolation
 }
 
 /// Moves the messages whose key was taken now to the front, each key once, and counts them.

@@ -16,6 +16,15 @@ pub(crate) const TAKE_KEYS: &str = r#"
     SELECT count(*), CASE WHEN count(*) < cardinality($3) THEN array_agg(message_key) END,
            pg_current_xact_id()::text, pg_backend_pid() FROM taken"#;
 
+/// The same where all keys are new, for half of the time: ON CONFLICT looks each key up, inserts it on trial and
+/// confirms it. A key that is known, or stands twice, fails it.
+pub(crate) const TAKE_NEW_KEYS: &str = r#"
+    WITH taken AS (
+        INSERT INTO inbox.applied (consumer_group, topic, message_key)
+        SELECT $1::text, $2::text, k.message_key FROM unnest($3::text[]) AS k (message_key)
+        ORDER BY k.message_key COLLATE "C")
+    SELECT cardinality($3)::bigint, NULL::text[], pg_current_xact_id()::text, pg_backend_pid()"#;
+
 /// Fails in a transaction that Postgres has already given up: COMMIT would roll it back and report
 /// success. Returns another id, or none, when the handler has ended the transaction itself.
 pub(crate) const STILL_OURS: &str = "SELECT coalesce(pg_current_xact_id_if_assigned()::text, '')";

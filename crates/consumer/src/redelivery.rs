@@ -11,7 +11,7 @@ use crate::{
     counters::Count,
     decision::{Decision, Fault},
     handler::Apply,
-    inbox::Inbox,
+    inbox::{Inbox, Keys},
     message::{Source, Stored},
     patience::Halt,
     queries,
@@ -201,7 +201,7 @@ impl Inbox {
             }
             let mut messages = vec![due.message.clone()];
             let (transaction, fresh) = self
-                .take_effect(transaction, handler, &mut messages, 1)
+                .take_effect(transaction, handler, &mut messages, 1, Keys::MayBeKnown)
                 .await?;
             self.bounded(transaction.execute(queries::REMOVE_LETTER, &[&due.id]))
                 .await?;

@@ -38,6 +38,31 @@ async fn a_key_that_comes_again_takes_effect_once() {
     consumer.stop().await;
 }
 
+/// Keys are taken for new until one turns out known, and again after a batch without any.
+#[tokio::test]
+async fn known_keys_here_and_there_take_effect_once() {
+    let shop = Shop::open().await;
+    let mut published = 0;
+    for number in 0..200 {
+        shop.publish("orders", &format!("{number:03}")).await;
+        published += 1;
+        if number % 9 == 0 {
+            let again = format!("{:03}", number / 2);
+            shop.publish("orders", &again).await;
+            published += 1;
+        }
+    }
+    let consumer = run(shop.consumer().batch(4).lanes(2), ship);
+    let keys: Vec<String> = (0..200).map(|number| format!("{number:03}")).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    shop.effects_are(&keys).await;
+    shop.nothing_pending().await;
+    let counts = consumer.counters.snapshot();
+    assert_eq!((counts.applied, counts.repeated), (200, published - 200));
+    assert_eq!((counts.failed, counts.outages), (0, 0));
+    consumer.stop().await;
+}
+
 #[tokio::test]
 async fn groups_and_topics_do_not_share_keys() {
     let shop = Shop::open().await;

@@ -14,8 +14,9 @@ use super::queries::sql;
 use super::target::PostgresTarget;
 use crate::error::{Error, Result};
 
-/// A pool that others use too may give the same backend back by chance. Each round is four round trips to the server.
-const ROUNDS: usize = 2;
+/// A pool that others use too may give the same backend back by chance: one of three backends in a ninth of all rounds, one of
+/// two in a fourth. Each round is four round trips to the server, once for a process.
+const ROUNDS: usize = 6;
 
 /// How long one answer may take.
 const LIMIT: Duration = Duration::from_secs(5);

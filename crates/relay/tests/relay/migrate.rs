@@ -65,6 +65,31 @@ async fn a_schema_is_made_once_and_a_second_run_changes_nothing() {
     }
 }
 
+/// An index in the order of a language finds keys no more once the system's library changes that order: a key that was
+/// applied would be taken again.
+#[tokio::test]
+async fn no_index_depends_on_the_order_of_a_language() {
+    let postgres = Postgres::shared().await.unwrap();
+    let database = postgres.fresh_database().await.unwrap();
+    for flag in [None, Some("--inbox")] {
+        let process = migrate(postgres, &database).args(flag).spawn().unwrap();
+        assert_eq!(ended(process).await.0, Some(0));
+    }
+    let db = postgres.connect(&database).await.unwrap();
+    let sql = "
+        SELECT i.relnamespace::regnamespace::text, a.attrelid::regclass::text || '.' || a.attname, c.collname::text
+        FROM pg_class AS i JOIN pg_attribute AS a ON a.attrelid = i.oid JOIN pg_collation AS c ON c.oid = a.attcollation
+        WHERE i.relkind = 'i' AND i.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)";
+    let indexed = db.query(sql, &[]).await.unwrap();
+    for schema in ["outbox", "inbox"] {
+        assert!(indexed.iter().any(|row| row.get::<_, &str>(0) == schema));
+    }
+    for row in indexed {
+        let (column, collation): (&str, &str) = (row.get(1), row.get(2));
+        assert_eq!(collation, "C", "{column}");
+    }
+}
+
 #[tokio::test]
 async fn several_at_once_all_succeed() {
     let postgres = Postgres::shared().await.unwrap();
