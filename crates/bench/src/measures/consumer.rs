@@ -22,10 +22,13 @@ use crate::{
 const BATCH: usize = 1_000;
 const BATCH_ONE_BY_ONE: usize = 100;
 
+/// Transactions at a time, in the arm beside the default of one.
+const LANES: usize = 3;
+
 /// What a consumer cannot do without: the keys, with the effects.
 const TAKE_KEYS: &str = "
     INSERT INTO inbox.applied (consumer_group, topic, message_key)
-    SELECT 'bench', 'orders-00', k FROM unnest($1::text[]) AS k ON CONFLICT DO NOTHING";
+    SELECT 'bench', 'orders-00', k FROM unnest($1::text[]) AS k";
 
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const STALL_DEADLINE: Duration = Duration::from_secs(300);
@@ -44,13 +47,16 @@ pub(crate) async fn take(stage: &Stage) -> Result<Outcome, Error> {
     ];
     for (handler, name, count) in arms {
         let (mut ours, mut bare, mut bound) = (Vec::new(), Vec::new(), Vec::new());
+        let mut in_lanes = Vec::new();
         for round in 0..stage.sizes.repeats {
             stage.round(&format!("{name}, inserts alone"), round);
             bare.push(inserts(stage, handler, None, count).await?);
             stage.round(&format!("{name}, inserts and inbox alone"), round);
             bound.push(inserts(stage, handler, Some(TAKE_KEYS), count).await?);
             stage.round(&format!("{name}, the consumer"), round);
-            ours.push(consume(stage, handler, count).await?);
+            ours.push(consume(stage, handler, 1, count).await?);
+            stage.round(&format!("{name}, the consumer with {LANES} lanes"), round);
+            in_lanes.push(consume(stage, handler, LANES, count).await?);
         }
         outcome = outcome
             .must(
@@ -60,6 +66,11 @@ pub(crate) async fn take(stage: &Stage) -> Result<Outcome, Error> {
                 Target::AtLeast(0.5),
             )
             .beside(format!("{name}, consumer"), "messages/s", &ours)
+            .beside(
+                format!("{name}, consumer with {LANES} lanes"),
+                "messages/s",
+                &in_lanes,
+            )
             .beside(format!("{name}, inserts alone"), "messages/s", &bare)
             .beside(
                 format!("{name} / inserts and inbox alone"),
@@ -140,7 +151,7 @@ async fn behind(
 }
 
 /// One member that applies a stream, from its first message to its last.
-async fn consume(stage: &Stage, handler: Handler, count: u64) -> Result<f64, Error> {
+async fn consume(stage: &Stage, handler: Handler, lanes: usize, count: u64) -> Result<f64, Error> {
     let database = stage.fresh_inbox().await?;
     stage
         .connect(&database)
@@ -158,6 +169,7 @@ async fn consume(stage: &Stage, handler: Handler, count: u64) -> Result<f64, Err
     let consumer = Consumer::builder(pool.clone(), redis::Client::open(redis.url())?, "bench")
         .topic(topic(0))
         .batch(size)
+        .lanes(lanes)
         .build()?;
     let counters = consumer.counters();
     let (stop, stopped) = oneshot::channel::<()>();
