@@ -153,8 +153,8 @@ pub struct RunFlags {
 
     /// Keep published messages in the outbox until this consumer group has acknowledged them; may be given several times
     ///
-    /// GROUP is held to every stream, GROUP=TOPIC,TOPIC to those of these topics. While a stream lacks the group, nothing is
-    /// purged.
+    /// GROUP is held to every stream, GROUP=TOPIC,TOPIC to those of these topics; in the variable several stand with spaces
+    /// between. While a stream lacks the group, nothing is purged.
     #[arg(long, env = "OUTBOX_HOLD_UNTIL_ACKED", value_delimiter = ' ', value_parser = Hold::parse, value_name = "GROUP")]
     pub hold_until_acked: Vec<Hold>,
 
