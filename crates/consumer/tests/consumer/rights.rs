@@ -1,49 +1,48 @@
-//! The rights that the README names are enough.
+//! The rights that `outbox-relay grants` prints are enough for all that a consumer does.
 
-use std::time::Duration;
+use std::{process::Command, time::Duration};
 
 use outbox_consumer::{HandlerError, Message, RedisInbox, Transaction};
-use outbox_testkit::eventually;
+use outbox_testkit::{eventually, relay_binary};
 use redis::aio::MultiplexedConnection;
 
 use crate::shop::{DEADLINE, Shop, consumer_at, run, ship};
 
-const README: &str = include_str!("../../README.md");
-
-/// What stands between two marks of the README.
-fn between(from: &str, to: &str) -> &'static str {
-    let (_, rest) = README.split_once(from).unwrap();
-    rest.split_once(to).unwrap().0
+/// What `outbox-relay grants` prints.
+fn grants(arguments: &[&str]) -> String {
+    let mut command = Command::new(relay_binary());
+    let printed = command.arg("grants").args(arguments).output().unwrap();
+    assert!(printed.status.success(), "{printed:?}");
+    String::from_utf8(printed.stdout).unwrap()
 }
 
-/// A Redis user with these commands, written as the README writes them, on keys that begin with the prefix.
-async fn redis_user(connection: &mut MultiplexedConnection, name: &str, commands: &str) {
-    let mut command = redis::cmd("ACL");
-    command
-        .arg("SETUSER")
-        .arg(name)
-        .arg(&["on", ">secret", "~outbox:*"]);
-    for name in commands.split_whitespace() {
-        command.arg(format!("+{}", name.to_lowercase()));
+/// Makes a Redis user by the line that is printed for it, with a password. What stands in quotes is one word.
+async fn redis_user(connection: &mut MultiplexedConnection, arguments: &[&str]) {
+    let line = grants(&[&["--redis"], arguments].concat());
+    let mut words: Vec<&str> = Vec::new();
+    for (index, part) in line.trim().split('"').enumerate() {
+        match index % 2 {
+            0 => words.extend(part.split_whitespace()),
+            _ => words.push(part),
+        }
     }
+    let mut command = redis::cmd(words[0]);
+    command.arg(&words[1..]).arg(">secret");
     command.query_async::<()>(connection).await.unwrap();
 }
 
 #[tokio::test]
-async fn the_rights_that_the_readme_names_are_enough() {
+async fn the_rights_that_are_printed_are_enough() {
     let shop = Shop::open().await;
-    let grants = between("The role needs:\n\n```sql\n", "```");
     let role = format!("shipping_{}", shop.database);
     let sql = format!(
         "CREATE ROLE {role} LOGIN; GRANT INSERT ON effects TO {role}; {}",
-        grants.replace("TO shipping", &format!("TO {role}"))
+        grants(&["--consumer", &role])
     );
     shop.db.batch_execute(&sql).await.unwrap();
     let mut connection = shop.redis().await;
-    let commands = between("The Redis user needs `", "`");
-    redis_user(&mut connection, "shipping", commands).await;
-    let more = between("for `RedisInbox` also `", "`");
-    redis_user(&mut connection, "mailing", &format!("{commands} {more}")).await;
+    redis_user(&mut connection, &["--consumer", "shipping"]).await;
+    redis_user(&mut connection, &["--redis-inbox", "--consumer", "mailing"]).await;
     for key in ["a", "bad"] {
         shop.publish("orders", key).await;
     }

@@ -1,8 +1,9 @@
 //! What the producer refuses, with which error, and what is left of the transaction then.
 
-use std::error::Error as _;
+use std::{error::Error as _, process::Command};
 
 use outbox_producer::{Error, Message, Outcome, write, write_all, write_once};
+use outbox_testkit::relay_binary;
 
 use crate::database::Database;
 
@@ -176,16 +177,14 @@ async fn an_aborted_transaction_and_a_lost_connection_are_errors_of_the_database
 }
 
 #[tokio::test]
-async fn a_role_with_the_documented_rights_writes_but_sets_no_id_and_no_time() {
+async fn a_role_with_the_rights_that_are_printed_writes_but_sets_no_id_and_no_time() {
     let database = Database::outbox().await;
     let mut client = database.client().await;
-    let readme = include_str!("../../README.md");
-    let grants = readme
-        .split("```sql\n")
-        .find(|part| part.starts_with("GRANT"))
-        .expect("the README has the grants");
-    let (grants, _) = grants.split_once("```").unwrap();
-    database.role("shop", grants).await;
+    let mut grants = Command::new(relay_binary());
+    let printed = grants.args(["grants", "--producer", "shop"]).output();
+    let grants = String::from_utf8(printed.unwrap().stdout).unwrap();
+    assert!(grants.contains("GRANT INSERT"), "{grants}");
+    database.role("shop", &grants).await;
     client.batch_execute("SET ROLE shop").await.unwrap();
 
     let transaction = client.transaction().await.unwrap();
