@@ -3,27 +3,32 @@
 /// With `off`, a crash of Postgres after the XACK would lose an effect that nothing delivers again.
 pub(crate) const DURABLE: &str = "SET LOCAL synchronous_commit = on";
 
-/// Takes the keys that this transaction applies: says how many, and which unless it is all of them. Sorted, so that two
-/// members that hold the same entries wait for each other in one order; a key that stands twice is taken once. The
-/// transaction's id comes along for [`STILL_OURS`], and the session's number for [`IS_AT_WORK`].
-pub(crate) const TAKE_KEYS: &str = r#"
+/// Says how many keys were taken, and which unless it is all of them. Sorted, so that two members that hold the same
+/// entries wait for each other in one order.
+macro_rules! take_keys {
+    ($on_conflict:literal) => {
+        concat!(
+            r#"
     WITH taken AS (
         INSERT INTO inbox.applied (consumer_group, topic, message_key)
         SELECT $1::text, $2::text, k.message_key FROM unnest($3::text[]) AS k (message_key)
-        ORDER BY k.message_key COLLATE "C"
-        ON CONFLICT DO NOTHING
+        ORDER BY k.message_key COLLATE "C" "#,
+            $on_conflict,
+            "
         RETURNING message_key)
     SELECT count(*), CASE WHEN count(*) < cardinality($3) THEN array_agg(message_key) END,
-           pg_current_xact_id()::text, pg_backend_pid() FROM taken"#;
+           pg_current_xact_id()::text, pg_backend_pid() FROM taken"
+        )
+    };
+}
+
+/// Takes the keys that this transaction applies; a key that stands twice is taken once. The transaction's id comes along
+/// for [`STILL_OURS`], and the session's number for [`IS_AT_WORK`].
+pub(crate) const TAKE_KEYS: &str = take_keys!("ON CONFLICT DO NOTHING");
 
 /// The same where all keys are new, for half of the time: ON CONFLICT looks each key up, inserts it on trial and
 /// confirms it. A key that is known, or stands twice, fails it.
-pub(crate) const TAKE_NEW_KEYS: &str = r#"
-    WITH taken AS (
-        INSERT INTO inbox.applied (consumer_group, topic, message_key)
-        SELECT $1::text, $2::text, k.message_key FROM unnest($3::text[]) AS k (message_key)
-        ORDER BY k.message_key COLLATE "C")
-    SELECT cardinality($3)::bigint, NULL::text[], pg_current_xact_id()::text, pg_backend_pid()"#;
+pub(crate) const TAKE_NEW_KEYS: &str = take_keys!("");
 
 /// Fails in a transaction that Postgres has already given up: COMMIT would roll it back and report
 /// success. Returns another id, or none, when the handler has ended the transaction itself.

@@ -63,6 +63,31 @@ async fn known_keys_here_and_there_take_effect_once() {
     consumer.stop().await;
 }
 
+/// What the database did not take in is not said to be taken, whatever keeps it out.
+#[tokio::test]
+async fn a_key_that_is_not_taken_in_has_no_effect() {
+    let shop = Shop::open().await;
+    let consumer = run(shop.consumer(), ship);
+    shop.publish("orders", "a").await;
+    shop.effects_are(&["a"]).await;
+    shop.db
+        .batch_execute(
+            "CREATE FUNCTION keep_out() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RETURN NULL; END$$;
+             CREATE TRIGGER t BEFORE INSERT ON inbox.applied FOR EACH ROW WHEN (new.message_key = 'b')
+             EXECUTE FUNCTION keep_out()",
+        )
+        .await
+        .unwrap();
+    shop.publish("orders", "b").await;
+    shop.publish("orders", "c").await;
+
+    shop.effects_are(&["a", "c"]).await;
+    shop.nothing_pending().await;
+    let counts = consumer.counters.snapshot();
+    assert_eq!((counts.applied, counts.repeated), (2, 1));
+    consumer.stop().await;
+}
+
 #[tokio::test]
 async fn groups_and_topics_do_not_share_keys() {
     let shop = Shop::open().await;
