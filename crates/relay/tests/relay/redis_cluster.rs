@@ -189,21 +189,12 @@ async fn without_a_hash_tag_the_start_is_refused_and_nothing_counts_as_sent() {
     assert_eq!(sent, 0);
 }
 
-/// `redis://` with several nodes.
-fn url_of(nodes: &[&Redis]) -> String {
-    let places: Vec<String> = nodes
-        .iter()
-        .map(|node| format!("127.0.0.1:{}", node.port()))
-        .collect();
-    format!("redis://{}", places.join(","))
-}
-
 #[tokio::test]
 async fn of_several_nodes_one_that_lives_is_enough_for_a_start() {
     let shop = Shop::open(3).await;
     shop.cluster.serve_what_is_left().await.unwrap();
     let (owner, others) = shop.cluster.owner(PREFIX).await.unwrap();
-    let url = url_of(&[others[0], others[1], owner]);
+    let url = RedisCluster::url_of(&[others[0], others[1], owner]);
     let early = leading(shop.relay_at(&url)).await;
     shop.write("before", 20).await;
     shop.published_once_at(owner).await;
@@ -223,7 +214,7 @@ async fn of_several_nodes_one_that_lives_is_enough_for_a_start() {
 async fn several_servers_that_are_no_cluster_are_refused_in_one_line() {
     let shop = Shop::open(1).await;
     let alone = [Redis::start().await.unwrap(), Redis::start().await.unwrap()];
-    let url = url_of(&[&alone[0], &alone[1]]);
+    let url = RedisCluster::url_of(&[&alone[0], &alone[1]]);
     let run = shop.relay_at(&url).spawn().unwrap();
     assert_eq!(run.wait(DEADLINE).await.unwrap().code(), Some(1));
     let lines = run.lines();

@@ -71,6 +71,16 @@ impl RedisCluster {
         &self.nodes
     }
 
+    /// An address that names each of these servers, which are nodes of one cluster or, in a mistake, of none.
+    #[must_use]
+    pub fn url_of(servers: &[&Redis]) -> String {
+        let places: Vec<String> = servers
+            .iter()
+            .map(|server| format!("127.0.0.1:{}", server.port()))
+            .collect();
+        format!("redis://{}", places.join(","))
+    }
+
     /// From here on the nodes serve their own slots when other nodes are down.
     ///
     /// # Errors
