@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, Pool};
-use outbox_consumer::{Builder, Consumer, Counters, Message, RedisAddress, Transaction};
+use outbox_consumer::{
+    Builder, Consumer, Counters, Message, RedisAddress, Tls, TlsCheck, Transaction,
+};
 use outbox_producer::write;
-use outbox_testkit::{Postgres, Process, Redis, eventually};
+use outbox_testkit::{Postgres, Process, ProcessBuilder, Redis, eventually};
 use tokio::{sync::oneshot, task::JoinHandle};
 use tokio_postgres::{Client, NoTls};
 
@@ -25,6 +27,8 @@ pub(crate) struct World {
     pub(crate) redis: Redis,
     /// What relay and consumers are told of it.
     pub(crate) redis_url: String,
+    /// Whom they trust, where that address is with TLS.
+    pub(crate) redis_tls: Tls,
     shop_url: String,
     warehouse_url: String,
     pub(crate) shop: Client,
@@ -48,6 +52,7 @@ impl World {
         warehouse.batch_execute(WAREHOUSE_TABLES).await.unwrap();
         Self {
             redis_url: redis.url(),
+            redis_tls: Tls::default(),
             redis,
             shop_url: postgres.url(&shop_database),
             warehouse_url: postgres.url(&warehouse_database),
@@ -67,17 +72,28 @@ impl World {
 
     /// The relay's binary with its default settings.
     pub(crate) fn relay(&self) -> Process {
-        outbox_testkit::relay(&self.shop_url, &self.redis_url)
-            .spawn()
-            .unwrap()
+        self.relay_command().spawn().unwrap()
+    }
+
+    /// The same before it is started, for settings of the test's own.
+    pub(crate) fn relay_command(&self) -> ProcessBuilder {
+        let relay = outbox_testkit::relay(&self.shop_url, &self.redis_url);
+        let relay = match self.redis_tls.check {
+            TlsCheck::Full => relay,
+            TlsCheck::Ca => relay.args(["--redis-tls-mode", "verify-ca"]),
+            TlsCheck::Nothing => relay.args(["--redis-tls-mode", "require"]),
+        };
+        match &self.redis_tls.ca_file {
+            Some(file) => relay.arg("--redis-ca-file").arg(file),
+            None => relay,
+        }
     }
 
     /// The same, for a test of what Redis refuses when it is full: nothing pauses before.
     pub(crate) fn relay_without_ceiling(&self) -> Process {
-        outbox_testkit::relay(&self.shop_url, &self.redis_url)
-            .args(["--redis-memory-ceiling", "0"])
-            .spawn()
-            .unwrap()
+        let relay = self.relay_command();
+        let relay = relay.args(["--redis-memory-ceiling", "0"]);
+        relay.spawn().unwrap()
     }
 
     /// A consumer that writes one effect for each message.
@@ -99,7 +115,10 @@ impl World {
     pub(crate) fn builder(&self, group: &str, topic: &str) -> Builder {
         let manager = Manager::new(self.warehouse_url.parse().unwrap(), NoTls);
         let pool = Pool::builder(manager).max_size(4).build().unwrap();
-        let redis = RedisAddress::parse(&self.redis_url).unwrap();
+        let mut redis = RedisAddress::parse(&self.redis_url).unwrap();
+        if redis.is_with_tls() {
+            redis = redis.with_tls(self.redis_tls.clone()).unwrap();
+        }
         Consumer::builder(pool, redis, group)
             .topic(topic)
             .stream_prefix("outbox:")

@@ -30,7 +30,7 @@ pub(crate) async fn connect(
     if let Some(probe) = probe {
         return follow(address, server, connection, probe, limits).await;
     }
-    match hello(&mut connection).await {
+    match hello(&mut connection, server).await {
         Ok(said) if said.mode == "cluster" => Err(Error::ManySlots(server.to_string())),
         // What does not know HELLO is no node of a cluster.
         Err(Error::Redis { source, .. }) if !source.is_io_error() => Ok(connection),
@@ -48,7 +48,7 @@ pub(crate) async fn connect_by_node(
     limits: Limits,
 ) -> Result<MultiplexedConnection, Error> {
     let mut connection = address.open_at(node, None, limits).await?;
-    if hello(&mut connection).await?.mode != "cluster" {
+    if hello(&mut connection, node).await?.mode != "cluster" {
         return Err(Error::NoCluster(node.to_string()));
     }
     match probe {
@@ -70,10 +70,11 @@ async fn follow(
         let error = match probe.query_async::<Value>(&mut connection).await {
             Ok(_) => break,
             Err(error) if error.is_io_error() => {
-                return Err(Error::Redis {
+                let error = Error::Redis {
                     doing: "connect",
                     source: error,
-                });
+                };
+                return Err(error.met_at(&asked));
             }
             Err(error) => error,
         };
@@ -114,14 +115,18 @@ pub(crate) struct Hello {
 }
 
 /// Asks by HELLO, which every user may call.
-pub(crate) async fn hello(connection: &mut MultiplexedConnection) -> Result<Hello, Error> {
+pub(crate) async fn hello(
+    connection: &mut MultiplexedConnection,
+    server: &Place,
+) -> Result<Hello, Error> {
     let mut said: HashMap<String, Value> = redis::cmd("HELLO")
         .query_async(connection)
         .await
         .map_err(|source| Error::Redis {
             doing: "ask what kind of server it is",
             source,
-        })?;
+        })
+        .map_err(|error| error.met_at(server))?;
     let mut text = |name| {
         let value = said.remove(name).unwrap_or(Value::Nil);
         redis::from_redis_value::<Option<String>>(value)

@@ -2,6 +2,17 @@
 
 use std::path::PathBuf;
 
+use crate::place::Place;
+
+#[cfg(feature = "tls")]
+use crate::tls::is_tls_failure;
+
+/// No connection is with it.
+#[cfg(not(feature = "tls"))]
+fn is_tls_failure(_: &redis::RedisError) -> bool {
+    false
+}
+
 /// Why an address is not understood, or no connection came of it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -38,6 +49,14 @@ pub enum Error {
     /// The server is a node of a cluster, and no probe says which of its nodes is wanted.
     #[error("Redis at {0} is a node of a cluster, and the keys are in more than one hash slot")]
     ManySlots(String),
+    /// TLS with a server failed: its certificate was refused, or ours by it, or it speaks without TLS.
+    #[error("TLS to Redis at {server} failed (see check, ca_file and client_cert in Tls)")]
+    Tls {
+        /// Host and port; a sentinel's, or the server's.
+        server: String,
+        /// What was refused.
+        source: redis::RedisError,
+    },
     /// Redis is out of reach, or refuses.
     #[error("Redis: {doing} failed")]
     Redis {
@@ -49,6 +68,18 @@ pub enum Error {
 }
 
 impl Error {
+    /// The same, in words of its own if TLS with this server is what failed. It may come with the first call only: with
+    /// TLS 1.3 a server looks at the client's certificate once the handshake is over for the client.
+    pub(crate) fn met_at(self, server: &Place) -> Self {
+        match self {
+            Self::Redis { source, .. } if is_tls_failure(&source) => Self::Tls {
+                server: server.to_string(),
+                source,
+            },
+            other => other,
+        }
+    }
+
     pub(crate) fn one_line(&self) -> String {
         match std::error::Error::source(self) {
             Some(cause) => format!("{self}: {cause}"),

@@ -51,7 +51,7 @@ use redis::{
 use crate::{place::Place, sentinel::Sentinels};
 
 #[cfg(feature = "tls")]
-pub use crate::tls::{Tls, TlsCheck};
+pub use crate::tls::{Tls, TlsCheck, is_tls_failure};
 pub use crate::{cluster::hash_tag, error::Error};
 
 /// Where Redis is. Clones share which of several hosts has answered last, and ask that one first.
@@ -133,7 +133,7 @@ impl RedisAddress {
     ///
     /// # Errors
     ///
-    /// [`Error::Redis`] and [`Error::Replica`] are outages. The others need a person. Of several hosts it is the
+    /// [`Error::Replica`], and [`Error::Redis`] unless login or rights are refused, are outages. The others need a person. Of several hosts it is the
     /// error of the last one that was tried.
     ///
     /// # Cancel safety
@@ -200,7 +200,8 @@ impl RedisAddress {
         };
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
-            return open(tls.client(info)?, limits).await;
+            let opened = open(tls.client(info)?, limits).await;
+            return opened.map_err(|error| error.met_at(place));
         }
         open(Client::open(info), limits).await
     }

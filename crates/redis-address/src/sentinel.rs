@@ -29,7 +29,7 @@ pub(crate) async fn connect(
     let named = primary_of(address, sentinels, sentinel, limits).await?;
     let mut connection = address.open_at(&named, None, limits).await?;
     // During a failover a sentinel can be behind the others, and behind the server.
-    if hello(&mut connection).await?.role == "master" {
+    if hello(&mut connection, &named).await?.role == "master" {
         Ok(connection)
     } else {
         Err(Error::Replica(named.to_string()))
@@ -47,7 +47,15 @@ async fn primary_of(
         response: limits.response.min(ANSWER_MAX),
     };
     let login = Some(sentinels.login.clone());
-    let mut connection = address.open_at(sentinel, login, limits).await?;
+    let opened = address.open_at(sentinel, login, limits).await;
+    let mut connection = opened.map_err(|error| match error {
+        // Its login is not the server's, and which of the two was refused is told.
+        Error::Redis { source, .. } => Error::Redis {
+            doing: "connect to a sentinel",
+            source,
+        },
+        other => other,
+    })?;
     let named: Option<(String, u16)> = redis::cmd("SENTINEL")
         .arg("GET-MASTER-ADDR-BY-NAME")
         .arg(&sentinels.primary)
@@ -56,7 +64,8 @@ async fn primary_of(
         .map_err(|source| Error::Redis {
             doing: "ask a sentinel for the primary",
             source,
-        })?;
+        })
+        .map_err(|error| error.met_at(sentinel))?;
     match named {
         Some((host, port)) => Ok(Place { host, port }),
         None => Err(Error::UnknownPrimary {

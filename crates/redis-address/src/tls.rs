@@ -1,6 +1,6 @@
 //! How connections are protected (feature `tls`).
 
-use std::{fs, path::PathBuf};
+use std::{error::Error as StdError, fs, io, path::PathBuf, sync::Arc};
 
 use redis::{
     Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, RedisResult, TlsCertificates,
@@ -82,6 +82,27 @@ impl Tls {
             root_cert: read("ca_file", &self.ca_file)?,
         })
     }
+}
+
+/// Whether it was TLS that failed, somewhere among the causes of this error.
+pub fn is_tls_failure(error: &dyn StdError) -> bool {
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        // redis shares its causes, and what shares a cause answers with the cause behind it.
+        if let Some(shared) = inner.downcast_ref::<Arc<dyn StdError + Send + Sync>>() {
+            cause = Some(&**shared);
+            continue;
+        }
+        if inner.is::<rustls::Error>() {
+            return true;
+        }
+        let wrapped = inner.downcast_ref().and_then(io::Error::get_ref);
+        cause = match wrapped {
+            Some(wrapped) => Some(wrapped),
+            None => inner.source(),
+        };
+    }
+    false
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! The crate's error: what was being done, what went wrong, and the remedy where there is one.
 
-use std::sync::Arc;
 use std::time::Duration;
+
+use outbox_redis_address::is_tls_failure;
 
 use crate::protocol::failure::{self, Meaning, PostgresFault, RedisFault, ReplyCode};
 use crate::protocol::start::Refusal;
@@ -240,28 +241,6 @@ fn reply_code_of_login(code: &str) -> ReplyCode {
         ReplyCode::Err | ReplyCode::Unknown => ReplyCode::WrongPass,
         code => code,
     }
-}
-
-fn is_tls_failure(error: &dyn std::error::Error) -> bool {
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        // redis shares its causes, and what shares a cause answers with the cause behind it.
-        if let Some(shared) = inner.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>() {
-            cause = Some(&**shared);
-            continue;
-        }
-        if inner.downcast_ref::<rustls::Error>().is_some() {
-            return true;
-        }
-        cause = match inner
-            .downcast_ref::<std::io::Error>()
-            .and_then(std::io::Error::get_ref)
-        {
-            Some(wrapped) => Some(wrapped),
-            None => inner.source(),
-        };
-    }
-    false
 }
 
 fn describe_refusal(refusal: &Refusal) -> String {

@@ -66,7 +66,9 @@ pub use crate::{
     postgres::{Postgres, PostgresBuilder, Shutdown, StandbyBuilder},
     process::{Output, Process, ProcessBuilder},
     proxy::{Direction, Hold, Matcher, Proxy},
-    redis::{Fsync, Keys, Persistence, Redis, RedisBuilder, RedisCluster, Sentinels},
+    redis::{
+        Fsync, Keys, Persistence, Redis, RedisBuilder, RedisCluster, Sentinels, SentinelsBuilder,
+    },
     relay::{RelayStep, find_relay_binary, relay, relay_binary},
     snapshot::Snapshot,
     wait::{Probe, eventually},

@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use outbox_redis_address::{Error as AddressError, RedisAddress, Tls, TlsCheck};
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::error::{Error, Result, redis_fault};
+use crate::error::{Error, Result};
 use crate::postgres::TlsMode;
-use crate::protocol::failure::RedisFault;
 
 /// How a `rediss://` connection is protected, as the flags say.
 #[derive(Clone, Debug, Default)]
@@ -95,25 +94,21 @@ pub(super) fn parse(
 /// What went wrong on the way to a connection, in the words of the flags.
 pub(super) fn of_address(error: AddressError, with_tls: bool) -> Error {
     match error {
+        // A port without TLS says nothing to a handshake, as one that is frozen does.
         AddressError::Redis {
             doing: "connect",
             source,
-        } => match redis_fault(&source) {
-            RedisFault::Tls => Error::Tls {
-                server: "Redis",
-                problem: format!("{source}; check --redis-tls-mode and --redis-ca-file"),
-            },
-            // A port without TLS says nothing to a handshake, as one that is frozen does.
-            RedisFault::Connection | RedisFault::Reply(_) if with_tls => Error::Redis {
-                doing: "connect with TLS",
-                source,
-            },
-            RedisFault::Connection | RedisFault::Reply(_) => Error::Redis {
-                doing: "connect",
-                source,
-            },
+        } if with_tls => Error::Redis {
+            doing: "connect with TLS",
+            source,
         },
         AddressError::Redis { doing, source } => Error::Redis { doing, source },
+        AddressError::Tls { server, source } => Error::Tls {
+            server: "Redis",
+            problem: format!(
+                "{server}: {source}; check --redis-tls-mode, --redis-ca-file and --redis-cert-file"
+            ),
+        },
         AddressError::Replica(server) => Error::Replica(server),
         AddressError::File {
             setting,

@@ -14,7 +14,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use self::{cluster::RedisCluster, sentinels::Sentinels, snapshot::Keys};
+pub use self::{
+    cluster::RedisCluster,
+    sentinels::{Sentinels, SentinelsBuilder},
+    snapshot::Keys,
+};
 
 use ::redis::{AsyncConnectionConfig, Client, aio::MultiplexedConnection};
 
@@ -67,6 +71,7 @@ pub struct RedisBuilder {
     password: Option<String>,
     tls: Option<Certificate>,
     client_root: Option<PathBuf>,
+    replication_root: Option<PathBuf>,
 }
 
 impl RedisBuilder {
@@ -99,6 +104,13 @@ impl RedisBuilder {
     /// ([`Authority::root`](crate::Authority::root)).
     pub fn client_authority(mut self, root: PathBuf) -> Self {
         self.client_root = Some(root);
+        self
+    }
+
+    /// On the port with TLS replicas are fed, too, and sentinels watch that one. The servers trust each other's certificates
+    /// by the authority with this file ([`Authority::root`](crate::Authority::root)).
+    pub fn tls_replication(mut self, root: PathBuf) -> Self {
+        self.replication_root = Some(root);
         self
     }
 
@@ -171,6 +183,7 @@ impl Redis {
             password: None,
             tls: None,
             client_root: None,
+            replication_root: None,
         }
     }
 
@@ -185,6 +198,14 @@ impl Redis {
     #[must_use]
     pub fn tls_port(&self) -> Option<u16> {
         self.tls_port.as_ref().map(Port::number)
+    }
+
+    /// The port that replicas and sentinels know.
+    fn peer_port(&self) -> u16 {
+        match self.options.replication_root {
+            Some(_) => self.tls_port().unwrap_or_else(|| self.port()),
+            None => self.port(),
+        }
     }
 
     /// `redis://…` of database 0.
@@ -305,12 +326,14 @@ impl Redis {
             args.extend(["--tls-port".into(), port.number().to_string().into()]);
             args.extend(["--tls-cert-file".into(), tls.certificate.clone().into()]);
             args.extend(["--tls-key-file".into(), tls.key.clone().into()]);
-            let (root, asks) = match &self.options.client_root {
-                Some(root) => (root, "yes"),
-                None => (&tls.certificate, "no"),
-            };
-            args.extend(["--tls-ca-cert-file".into(), root.clone().into()]);
-            args.extend(["--tls-auth-clients", asks].map(Into::into));
+            let (of_clients, of_peers) =
+                (&self.options.client_root, &self.options.replication_root);
+            let root = of_clients.as_ref().or(of_peers.as_ref());
+            let root = root.unwrap_or(&tls.certificate).clone();
+            args.extend(["--tls-ca-cert-file".into(), root.into()]);
+            let yes_or_no = |yes: bool| OsString::from(if yes { "yes" } else { "no" });
+            args.extend(["--tls-auth-clients".into(), yes_or_no(of_clients.is_some())]);
+            args.extend(["--tls-replication".into(), yes_or_no(of_peers.is_some())]);
         }
         args.extend(self.options.args.iter().map(Into::into));
         args

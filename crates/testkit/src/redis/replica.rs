@@ -20,7 +20,7 @@ impl Redis {
             options = options.arg("--masterauth", password);
         }
         let replica = options.start().await?;
-        replica.replica_of(self.port()).await?;
+        replica.replica_of(self.peer_port()).await?;
         replica.in_sync().await?;
         Ok(replica)
     }
