@@ -54,6 +54,7 @@ pub async fn adopt(
         .collect();
     session
         .execute("record the adoption", sql::ADOPT, &[&bits])
-        .await?;
+        .await
+        .map_err(|error| error.or_owner("adopt as the owner of the schema"))?;
     Ok(past)
 }

@@ -210,7 +210,8 @@ impl Config {
     }
 }
 
-fn given_twice(file: &'static str, plain: &str) -> Error {
+/// That an address and a file of it are both given.
+pub(crate) fn given_twice(file: &'static str, plain: &str) -> Error {
     Error::Config {
         field: file,
         problem: format!(

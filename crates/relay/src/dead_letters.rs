@@ -1,6 +1,7 @@
 //! `outbox-relay dead-letters`: what a consumer group has set aside, and what is to become of it.
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -8,6 +9,7 @@ use secrecy::SecretString;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row};
 
+use crate::config::given_twice;
 use crate::error::{Error, Result};
 use crate::postgres::{PostgresTarget, sql};
 
@@ -92,6 +94,15 @@ pub struct InboxFlags {
         value_name = "URL"
     )]
     pub inbox_database_url: Option<SecretString>,
+
+    /// File that holds what --inbox-database-url would be given; read anew for each connection
+    #[arg(
+        long,
+        env = "INBOX_DATABASE_URL_FILE",
+        global = true,
+        value_name = "FILE"
+    )]
+    pub inbox_database_url_file: Option<PathBuf>,
 }
 
 impl InboxFlags {
@@ -99,12 +110,15 @@ impl InboxFlags {
     ///
     /// # Errors
     ///
-    /// A URL that is not understood.
+    /// A URL that is given twice or not understood, or a file that cannot be read.
     pub fn postgres(&self) -> Result<Option<PostgresTarget>> {
-        self.inbox_database_url
-            .as_ref()
-            .map(PostgresTarget::parse)
-            .transpose()
+        let (plain, of_file) = ("--inbox-database-url", "--inbox-database-url-file");
+        match (&self.inbox_database_url, &self.inbox_database_url_file) {
+            (None, None) => Ok(None),
+            (Some(url), None) => PostgresTarget::parse_of(plain, url).map(Some),
+            (None, Some(file)) => PostgresTarget::from_file_of(of_file, file).map(Some),
+            (Some(_), Some(_)) => Err(given_twice(of_file, plain)),
+        }
     }
 }
 

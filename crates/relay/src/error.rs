@@ -1,8 +1,10 @@
 //! The crate's error: what was being done, what went wrong, and the remedy where there is one.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use outbox_redis_address::is_tls_failure;
+use tokio_postgres::error::SqlState;
 
 use crate::protocol::failure::{self, Meaning, PostgresFault, RedisFault, ReplyCode};
 use crate::protocol::start::Refusal;
@@ -28,6 +30,16 @@ pub enum Error {
         /// What was being done.
         doing: &'static str,
         /// What Postgres said.
+        source: tokio_postgres::Error,
+    },
+    /// There is no connection to Postgres.
+    #[error("Postgres at {place}: no connection")]
+    Connect {
+        /// User, host, port and database.
+        place: String,
+        /// The flag that says so.
+        flag: &'static str,
+        /// Why there is none.
         source: tokio_postgres::Error,
     },
     /// A call to Redis failed.
@@ -98,7 +110,9 @@ impl Error {
             Error::Config { .. } | Error::Tls { .. } | Error::Setup { .. } | Error::Refused(_) => {
                 Meaning::Setup
             }
-            Error::Postgres { source, .. } => failure::of_postgres(postgres_fault(source)),
+            Error::Postgres { source, .. } | Error::Connect { source, .. } => {
+                failure::of_postgres(postgres_fault(source))
+            }
             Error::Redis { source, .. } => failure::of_redis(redis_fault(source)),
             Error::Timeout { .. }
             | Error::Replica(_)
@@ -149,6 +163,30 @@ impl Error {
 
     /// The error with its causes in one line, and the remedy where one is known.
     pub fn one_line(&self) -> String {
+        let mut line = self.with_causes();
+        if let Some(remedy) = self.remedy() {
+            line.push_str("; ");
+            line.push_str(&remedy);
+        }
+        line
+    }
+
+    /// The same, but that a right is missing is met by this remedy: what the owner of a schema does, nobody is granted.
+    pub(crate) fn or_owner(self, remedy: &str) -> Self {
+        match &self {
+            Error::Postgres { source, .. }
+                if source.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) =>
+            {
+                Error::Setup {
+                    problem: self.with_causes(),
+                    remedy: remedy.to_owned(),
+                }
+            }
+            _ => self,
+        }
+    }
+
+    fn with_causes(&self) -> String {
         let mut line = self.to_string();
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
@@ -159,47 +197,74 @@ impl Error {
             }
             cause = error.source();
         }
-        if let Some(remedy) = self.remedy() {
-            line.push_str("; ");
-            line.push_str(remedy);
-        }
         line.replace('\n', " ")
     }
 
-    fn remedy(&self) -> Option<&'static str> {
+    fn remedy(&self) -> Option<Cow<'static, str>> {
         match self {
-            Error::Postgres { source, .. } => match postgres_fault(source) {
-                PostgresFault::State(state) => match state {
-                    "28P01" | "28000" => Some(
-                        "check user, password and sslmode (TLS) in --database-url, and pg_hba.conf",
-                    ),
-                    "3D000" => Some("check the database name in --database-url"),
-                    "42501" => {
-                        Some("grant the role what it needs: `outbox-relay grants` prints it")
-                    }
-                    "3F000" | "42P01" | "42883" | "42703" => Some("run `outbox-relay migrate`"),
-                    _ => None,
-                },
-                PostgresFault::Connection => {
-                    Some("check host and port in --database-url, and that Postgres runs there")
-                }
-                PostgresFault::Tls => Some("check sslmode and sslrootcert in --database-url"),
-            },
-            Error::Redis { source, .. } => match redis_fault(source) {
-                RedisFault::Reply(ReplyCode::NoAuth | ReplyCode::WrongPass) => {
-                    Some("check user and password in --redis-url")
-                }
-                RedisFault::Reply(ReplyCode::NoPerm) => Some(
-                    "give the Redis user its rights: `outbox-relay grants --redis` prints them",
-                ),
-                RedisFault::Reply(_) => None,
-                RedisFault::Connection => Some(
-                    "check host and port in --redis-url, that Redis runs there, and whether it wants TLS (rediss://)",
-                ),
-                RedisFault::Tls => Some("check --redis-tls-mode and --redis-ca-file"),
-            },
+            Error::Postgres { source, .. } => remedy_in_postgres(postgres_fault(source)),
+            Error::Connect { source, flag, .. } => {
+                remedy_of_connecting(postgres_fault(source), flag)
+            }
+            Error::Redis { source, .. } => remedy_in_redis(redis_fault(source)).map(Cow::Borrowed),
+            Error::Timeout { server, .. } => Some(
+                format!("check the address, and whether {server} is overloaded, frozen or cut off")
+                    .into(),
+            ),
             _ => None,
         }
+    }
+}
+
+/// Of a session that was open.
+fn remedy_in_postgres(fault: PostgresFault<'_>) -> Option<Cow<'static, str>> {
+    Some(Cow::Borrowed(match fault {
+        PostgresFault::State("42501") => {
+            "grant the role what it needs: `outbox-relay grants` prints it"
+        }
+        PostgresFault::State("3F000" | "42P01" | "42883" | "42703") => "run `outbox-relay migrate`",
+        PostgresFault::State(_) => return None,
+        PostgresFault::Connection | PostgresFault::Tls => {
+            "see whether Postgres runs; its log says why it ended the session"
+        }
+    }))
+}
+
+/// Of an address that is in this flag.
+fn remedy_of_connecting(fault: PostgresFault<'_>, flag: &str) -> Option<Cow<'static, str>> {
+    let remedy = match fault {
+        PostgresFault::State("28P01" | "28000") => {
+            format!("check user, password and sslmode (TLS) in {flag}, and pg_hba.conf")
+        }
+        PostgresFault::State("3D000") => format!("check the database name in {flag}"),
+        PostgresFault::State("42501") => {
+            "let the role in: GRANT CONNECT ON DATABASE, as the owner of the database".to_owned()
+        }
+        PostgresFault::State("53300") => {
+            "end sessions that nobody needs, or raise max_connections".to_owned()
+        }
+        PostgresFault::State(_) => return None,
+        PostgresFault::Connection => {
+            format!("check host and port in {flag}, and that Postgres runs there")
+        }
+        PostgresFault::Tls => format!("check sslmode and sslrootcert in {flag}"),
+    };
+    Some(Cow::Owned(remedy))
+}
+
+fn remedy_in_redis(fault: RedisFault) -> Option<&'static str> {
+    match fault {
+        RedisFault::Reply(ReplyCode::NoAuth | ReplyCode::WrongPass) => {
+            Some("check user and password in --redis-url")
+        }
+        RedisFault::Reply(ReplyCode::NoPerm) => {
+            Some("give the Redis user its rights: `outbox-relay grants --redis` prints them")
+        }
+        RedisFault::Reply(_) => None,
+        RedisFault::Connection => Some(
+            "check host and port in --redis-url, that Redis runs there, and whether it wants TLS (rediss://)",
+        ),
+        RedisFault::Tls => Some("check --redis-tls-mode and --redis-ca-file"),
     }
 }
 

@@ -14,6 +14,10 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often it tries.
 const TRIES_MAX: u32 = 30;
 
+/// Who may migrate.
+const OWNER: &str =
+    "migrate as the owner of the schema, or for a new one as a role with CREATE on the database";
+
 /// Which schema to migrate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schema {
@@ -74,7 +78,9 @@ pub async fn migrate(target: &PostgresTarget, schema: Schema) -> Result<Migrated
             doing: "set up the session",
             source,
         })?;
-    let from = version(&client, schema).await?;
+    let from = version(&client, schema)
+        .await
+        .map_err(|error| error.or_owner(OWNER))?;
     if let Some(version) = from.filter(|version| *version > schema.newest()) {
         return Err(Error::Setup {
             problem: format!(
@@ -86,7 +92,9 @@ pub async fn migrate(target: &PostgresTarget, schema: Schema) -> Result<Migrated
         });
     }
     for sql in schema.migrations() {
-        apply(&client, schema, sql).await?;
+        apply(&client, schema, sql)
+            .await
+            .map_err(|error| error.or_owner(OWNER))?;
     }
     let to = version(&client, schema).await?.unwrap_or(0);
     Ok(Migrated { from, to })

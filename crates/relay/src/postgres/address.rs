@@ -69,10 +69,19 @@ impl Address {
     /// User, hosts with ports, and database, for logs; never the password.
     pub(super) fn describe(&self) -> String {
         let places: Vec<String> = self.hosts.iter().map(place).collect();
+        self.describe_at(&places.join(","))
+    }
+
+    /// The same of one of the hosts.
+    pub(super) fn place_of(&self, host: &Config) -> String {
+        self.describe_at(&place(host))
+    }
+
+    fn describe_at(&self, places: &str) -> String {
         let first = self.hosts.first();
         let user = first.and_then(Config::get_user).unwrap_or_default();
         let database = first.and_then(Config::get_dbname).unwrap_or(user);
-        format!("{user}@{}/{database}", places.join(","))
+        format!("{user}@{places}/{database}")
     }
 }
 

@@ -44,7 +44,7 @@ impl PostgresTarget {
         }
         match keeps_backend(self, &connected.0).await? {
             Some(true) => *is_direct = true,
-            Some(false) => return Err(behind_a_pooler()),
+            Some(false) => return Err(behind_a_pooler(self.flag)),
             None => {
                 tracing::debug!("no second connection to see whether a pooler is in between");
             }
@@ -60,18 +60,20 @@ const INVALID_SQL_STATEMENT_NAME: &str = "26000";
 /// the probe did not find out, since a busy one may have given the same backend each time.
 pub(super) fn error_of(doing: &'static str, source: tokio_postgres::Error) -> Error {
     match source.code() {
-        Some(code) if code.code() == INVALID_SQL_STATEMENT_NAME => behind_a_pooler(),
+        Some(code) if code.code() == INVALID_SQL_STATEMENT_NAME => {
+            behind_a_pooler("--database-url")
+        }
         _ => Error::Postgres { doing, source },
     }
 }
 
 /// That sessions of this target do not keep their backend.
-fn behind_a_pooler() -> Error {
+fn behind_a_pooler(flag: &str) -> Error {
     Error::Setup {
         problem: "the connection to Postgres goes through a pooler that changes its backend between transactions \
                   (pool_mode=transaction), where locks, notifications and settings of a session are lost"
             .into(),
-        remedy: "point --database-url at Postgres itself, or at a pool with pool_mode=session".into(),
+        remedy: format!("point {flag} at Postgres itself, or at a pool with pool_mode=session"),
     }
 }
 

@@ -12,7 +12,6 @@ use tokio_postgres::{AsyncMessage, Client, Config, Connection, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::address::{Address, place, with_cause};
-use super::tls::TlsMode;
 use crate::error::{Error, Result, postgres_fault};
 use crate::protocol::failure::{Meaning, PostgresFault};
 use crate::secret_file::read_secret;
@@ -29,6 +28,8 @@ pub struct PostgresTarget {
     address: Address,
     /// Where it is read anew for each connection.
     file: Option<PathBuf>,
+    /// The flag that named it, for whoever is to mend it.
+    pub(super) flag: &'static str,
     /// Whether a connection was seen to keep its backend; shared by all copies.
     pub(super) is_direct: Arc<Mutex<bool>>,
 }
@@ -46,9 +47,15 @@ impl PostgresTarget {
     ///
     /// [`Error::Config`] when the URL is not understood. The URL itself is never repeated.
     pub fn parse(url: &SecretString) -> Result<Self> {
+        Self::parse_of("--database-url", url)
+    }
+
+    /// The same of another flag.
+    pub(crate) fn parse_of(flag: &'static str, url: &SecretString) -> Result<Self> {
         Ok(PostgresTarget {
-            address: Address::parse("--database-url", url)?,
+            address: Address::parse(flag, url)?,
             file: None,
+            flag,
             is_direct: Arc::default(),
         })
     }
@@ -60,9 +67,15 @@ impl PostgresTarget {
     ///
     /// [`Error::Config`] when the file cannot be read, and as in [`parse`](Self::parse).
     pub fn from_file(file: &Path) -> Result<Self> {
+        Self::from_file_of("--database-url-file", file)
+    }
+
+    /// The same of another flag.
+    pub(crate) fn from_file_of(flag: &'static str, file: &Path) -> Result<Self> {
         Ok(PostgresTarget {
-            address: read(file)?,
+            address: read(flag, file)?,
             file: Some(file.to_owned()),
+            flag,
             is_direct: Arc::default(),
         })
     }
@@ -79,23 +92,26 @@ impl PostgresTarget {
     ///
     /// # Errors
     ///
-    /// [`Error::Postgres`], [`Error::Tls`] or [`Error::Timeout`]; of several hosts, the first error that a person must
+    /// [`Error::Connect`], [`Error::Tls`] or [`Error::Timeout`]; of several hosts, the first error that a person must
     /// mend, else the last one. [`Error::Config`] for a file that cannot be read.
     pub(crate) async fn connect(
         &self,
         application_name: &str,
         limit: Duration,
     ) -> Result<(Client, Arc<Notify>)> {
-        let anew = self.file.as_deref().map(read).transpose()?;
+        let file = self.file.as_deref();
+        let anew = file.map(|file| read(self.flag, file)).transpose()?;
         let address = anew.as_ref().unwrap_or(&self.address);
         let connector = MakeRustlsConnect::new(address.tls.client_config()?);
         let mut worst: Option<Error> = None;
         for host in &address.hosts {
             let mut host = host.clone();
             host.application_name(application_name);
-            match connect_to(&host, connector.clone(), address.tls.mode, limit).await {
+            let connecting = connect_to(&host, connector.clone(), limit);
+            match connecting.await {
                 Ok((client, connection)) => return Ok((client, drive(connection))),
-                Err(error) => {
+                Err(failed) => {
+                    let error = self.error_of(failed, address, &host, limit);
                     tracing::debug!(
                         host = place(&host),
                         error = error.one_line(),
@@ -109,39 +125,54 @@ impl PostgresTarget {
         }
         Err(worst.expect("an address has at least one host"))
     }
+
+    /// Why there is no connection to a host.
+    fn error_of(
+        &self,
+        failed: Option<tokio_postgres::Error>,
+        address: &Address,
+        host: &Config,
+        limit: Duration,
+    ) -> Error {
+        let Some(source) = failed else {
+            return Error::Timeout {
+                server: "Postgres",
+                doing: "connect",
+                limit,
+            };
+        };
+        if matches!(postgres_fault(&source), PostgresFault::Tls) {
+            return Error::Tls {
+                server: "Postgres",
+                problem: format!(
+                    "{} (sslmode {:?}); check sslmode and sslrootcert in {}",
+                    with_cause(&source),
+                    address.tls.mode,
+                    self.flag
+                ),
+            };
+        }
+        Error::Connect {
+            place: address.place_of(host),
+            flag: self.flag,
+            source,
+        }
+    }
 }
 
-fn read(file: &Path) -> Result<Address> {
-    let field = "--database-url-file";
-    Address::parse(field, &read_secret(field, file)?)
+fn read(flag: &'static str, file: &Path) -> Result<Address> {
+    Address::parse(flag, &read_secret(flag, file)?)
 }
 
+/// Connects, or says why not; nothing where no answer came in time.
 async fn connect_to(
     host: &Config,
     connector: MakeRustlsConnect,
-    mode: TlsMode,
     limit: Duration,
-) -> Result<Connected> {
+) -> Result<Connected, Option<tokio_postgres::Error>> {
     match tokio::time::timeout(limit, host.connect(connector)).await {
-        Err(_) => Err(Error::Timeout {
-            server: "Postgres",
-            doing: "connect",
-            limit,
-        }),
-        Ok(Err(source)) if matches!(postgres_fault(&source), PostgresFault::Tls) => {
-            Err(Error::Tls {
-                server: "Postgres",
-                problem: format!(
-                    "{} (sslmode {mode:?}); check sslmode and sslrootcert in --database-url",
-                    with_cause(&source)
-                ),
-            })
-        }
-        Ok(Err(source)) => Err(Error::Postgres {
-            doing: "connect",
-            source,
-        }),
-        Ok(Ok(connected)) => Ok(connected),
+        Err(_) => Err(None),
+        Ok(connected) => connected.map_err(Some),
     }
 }
 
