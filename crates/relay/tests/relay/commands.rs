@@ -1,19 +1,8 @@
-//! What the commands say, in one line, of a set-up that they cannot work with.
+//! Runs a command to its end, and holds on to what it said.
 
-use outbox_testkit::{Output, Postgres, Process, Redis, relay_binary};
+use outbox_testkit::{Output, Process, relay_binary};
 
 use crate::support::{DEADLINE, Outbox};
-
-/// Commands, with what each needs at least; those that need Redis come first.
-const COMMANDS: [&[&str]; 6] = [
-    &["replay", "--name", "again", "--all"],
-    &["status"],
-    &["doctor"],
-    &["trace", "row"],
-    &["pause", "--reason", "a test"],
-    &["resume"],
-];
-const NEED_REDIS: usize = 4;
 
 /// What a command said, and its exit code.
 #[derive(Debug)]
@@ -62,55 +51,4 @@ pub(crate) async fn run(postgres_url: &str, redis_url: &str, args: &[&str]) -> S
 /// Runs a command between the servers of an outbox.
 pub(crate) async fn run_on(outbox: &Outbox<'_>, args: &[&str]) -> Said {
     run(&outbox.postgres_url(), &outbox.redis.url(), args).await
-}
-
-#[tokio::test]
-async fn a_database_without_the_schema_is_told_with_its_remedy() {
-    let postgres = Postgres::shared().await.unwrap();
-    let redis = Redis::start().await.unwrap();
-    let database = postgres.fresh_database().await.unwrap();
-    for args in COMMANDS {
-        run(&postgres.url(&database), &redis.url(), args)
-            .await
-            .refused(1, &["no schema \"outbox\"", "run `outbox-relay migrate`"]);
-    }
-}
-
-#[tokio::test]
-async fn a_role_without_rights_is_told_so() {
-    let outbox = Outbox::open().await;
-    let role = "CREATE ROLE without_rights LOGIN PASSWORD 'hush-hush'";
-    outbox.db.batch_execute(role).await.unwrap();
-    let url = outbox
-        .postgres_url()
-        .replace("postgres@", "without_rights:hush-hush@");
-    for args in COMMANDS {
-        let said = run(&url, &outbox.redis.url(), args).await;
-        said.refused(1, &["Postgres", "permission denied", "grant"]);
-        assert!(!format!("{said:?}").contains("hush-hush"));
-        let mut verbose = vec!["--log", "trace"];
-        verbose.extend(args);
-        let said = run(&url, &outbox.redis.url(), &verbose).await;
-        assert!(!format!("{said:?}").contains("hush-hush"), "{said:?}");
-    }
-}
-
-#[tokio::test]
-async fn a_redis_that_is_down_is_told_so() {
-    let outbox = Outbox::open().await;
-    outbox.redis.kill9().await.unwrap();
-    for args in &COMMANDS[..NEED_REDIS] {
-        run_on(&outbox, args)
-            .await
-            .refused(1, &["Redis", "check host and port in --redis-url"]);
-    }
-}
-
-#[tokio::test]
-async fn a_missing_address_is_an_error_of_usage() {
-    for args in COMMANDS {
-        let process = Process::builder(relay_binary()).args(args).spawn().unwrap();
-        assert_eq!(process.wait(DEADLINE).await.unwrap().code(), Some(64));
-        assert!(process.lines()[0].contains("DATABASE_URL"));
-    }
 }

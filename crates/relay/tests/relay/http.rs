@@ -38,7 +38,7 @@ async fn get(relay: &Process, path: &str) -> Answer {
 }
 
 /// Where a relay says that it answers.
-async fn address_of(relay: &Process) -> String {
+pub(crate) async fn address_of(relay: &Process) -> String {
     let line = relay.wait_for_line("answering /metrics", DEADLINE).await;
     let line = line.unwrap();
     let address = line

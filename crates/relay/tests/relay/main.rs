@@ -46,6 +46,7 @@ mod status;
 mod stop;
 mod streams;
 mod support;
+mod sweep;
 mod trace;
 mod trimming;
 mod verify;

@@ -17,16 +17,6 @@ async fn assert_refuses(relay: Process, parts: &[&str]) {
     }
 }
 
-#[tokio::test]
-async fn a_database_without_the_schema() {
-    let postgres = Postgres::shared().await.unwrap();
-    let redis = Redis::start().await.unwrap();
-    let database = postgres.fresh_database().await.unwrap();
-    let run = relay(&postgres.url(&database), &redis.url());
-    let parts = ["no schema \"outbox\"", "run `outbox-relay migrate`"];
-    assert_refuses(run.spawn().unwrap(), &parts).await;
-}
-
 /// In such a database one byte that is no UTF-8 would stop every read.
 #[tokio::test]
 async fn a_database_without_an_encoding() {
