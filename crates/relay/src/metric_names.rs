@@ -21,9 +21,18 @@ macro_rules! metrics {
             $(Metric { name: $name, kind: stringify!($kind), help: $help.trim_ascii_start() },)*
         ];
 
-        /// Tells the recorder what each metric means.
+        /// Tells the recorder what each metric means, and lets counters begin at 0: a rate is blind to a series that begins
+        /// with its first event.
         pub(crate) fn describe() {
             $(metrics!(@describe $kind $constant $help);)*
+            for metric in ALL.iter().filter(|metric| metric.kind == "counter") {
+                if metric.name != REDIS_LOSSES {
+                    ::metrics::counter!(metric.name).increment(0);
+                }
+            }
+            for lost in LOSSES {
+                ::metrics::counter!(REDIS_LOSSES, LOST => lost).increment(0);
+            }
         }
     };
     (@describe counter $constant:ident $help:literal) => { ::metrics::describe_counter!($constant, $help.trim_ascii_start()) };
@@ -33,6 +42,9 @@ macro_rules! metrics {
 
 /// Label of [`REDIS_LOSSES`]: `tail`, `marker` or `all`.
 pub const LOST: &str = "lost";
+
+/// What [`LOST`] may say.
+pub(crate) const LOSSES: [&str; 3] = ["tail", "marker", "all"];
 
 metrics! {
     /// 1 on the relay that leads, 0 on any other.

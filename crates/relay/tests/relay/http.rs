@@ -150,6 +150,23 @@ async fn metrics_say_what_was_done() {
             "{name} is not documented"
         );
     }
+    // A counter that begins with its first event hides that event from a rate.
+    let values = metrics(&leader).await;
+    for metric in metric_names::ALL
+        .iter()
+        .filter(|metric| metric.kind == "counter")
+    {
+        let is_of = |name: &String| name.split('{').next() == Some(metric.name);
+        assert!(
+            values.keys().any(is_of),
+            "{} does not begin at 0",
+            metric.name
+        );
+    }
+    for lost in ["tail", "marker", "all"] {
+        let name = format!("outbox_relay_redis_losses_total{{lost=\"{lost}\"}}");
+        assert_eq!(values[&name], 0.0);
+    }
 }
 
 #[tokio::test]
