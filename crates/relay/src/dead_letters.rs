@@ -82,6 +82,23 @@ pub struct LetterChoice {
     pub all: bool,
 }
 
+impl LetterChoice {
+    /// Whether it says which ones, in one of the three ways.
+    fn check(&self) -> Result<()> {
+        let by_filter = self.filter != LetterFilter::default();
+        let given = [!self.ids.is_empty(), by_filter, self.all];
+        if given.into_iter().filter(|given| *given).count() == 1 {
+            return Ok(());
+        }
+        Err(Error::Config {
+            field: "dead-letters",
+            problem:
+                "name dead letters by their numbers, or by a filter, or say --all; one of the three"
+                    .into(),
+        })
+    }
+}
+
 /// Where the schema `inbox` is.
 #[derive(Args, Clone)]
 pub struct InboxFlags {
@@ -128,6 +145,9 @@ impl InboxFlags {
 ///
 /// The database is out of reach or has no schema `inbox`, a number is not there, or no choice was made.
 pub async fn dead_letters(target: &PostgresTarget, command: &DeadLettersCommand) -> Result<String> {
+    if let DeadLettersCommand::Retry(choice) | DeadLettersCommand::Discard(choice) = command {
+        choice.check()?;
+    }
     let client = inbox(target, "outbox-relay dead-letters").await?;
     match command {
         DeadLettersCommand::List {
@@ -281,17 +301,7 @@ fn described(row: &Row) -> String {
 
 /// Retries or discards; the first column of the row says how many.
 async fn change(client: &Client, sql: &str, choice: &LetterChoice) -> Result<Row> {
-    let LetterChoice { ids, filter, all } = choice;
-    let by_filter = *filter != LetterFilter::default();
-    let given = [!ids.is_empty(), by_filter, *all];
-    if given.into_iter().filter(|given| *given).count() != 1 {
-        return Err(Error::Config {
-            field: "dead-letters",
-            problem:
-                "name dead letters by their numbers, or by a filter, or say --all; one of the three"
-                    .into(),
-        });
-    }
+    let LetterChoice { ids, filter, .. } = choice;
     if !ids.is_empty() {
         let rows = client
             .query(sql::SHOW_LETTERS, &[ids])

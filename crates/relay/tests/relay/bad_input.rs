@@ -129,6 +129,12 @@ async fn what_the_command_line_does_not_know() {
         assert!(text.contains(args[0]), "{text}");
         assert_no_secret(&process);
     }
+    // What is not asked for rightly is refused before any server is.
+    for args in [["dead-letters", "retry"], ["dead-letters", "discard"]] {
+        let command = Process::builder(relay_binary()).args(args);
+        let command = command.env("DATABASE_URL", POSTGRES);
+        refused(command, 64, &["one of the three"]).await;
+    }
     // Help shows variables, and not what they hold.
     let help = run(POSTGRES, REDIS).arg("--help").spawn().unwrap();
     assert!(help.wait(DEADLINE).await.unwrap().success());
