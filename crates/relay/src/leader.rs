@@ -30,6 +30,9 @@ use crate::takeover::{TakenOver, take_over};
 /// Looks without a wait while a writer is open that may not have seen the relay lie down: most end within one.
 const LOOKS_AT_ONCE: u32 = 3;
 
+/// Pages without a rest in between from which on the relay is busy.
+const PAGES_BUSY: u32 = 4;
+
 /// Longest wait between two looks after that.
 const DOZE_MAX: Duration = Duration::from_millis(50);
 
@@ -42,8 +45,8 @@ struct Leader<'c> {
     reader: Reader,
     /// While the `asleep` lock is held: writers that may have looked at it before.
     lying: Option<Vec<Writer>>,
-    /// Whether the last look, while lying, found something.
-    stirred: bool,
+    /// Pages since the relay last rested.
+    unrested: u32,
     progress: Progress,
     replay_until: i64,
     purge: watch::Sender<i64>,
@@ -98,7 +101,7 @@ pub(crate) async fn lead(
         publisher,
         reader,
         lying: None,
-        stirred: false,
+        unrested: 0,
         progress,
         replay_until,
         purge,
@@ -165,7 +168,7 @@ impl Leader<'_> {
             if page.rows.iter().any(|row| row.id() == self.refusals.0) {
                 self.refusals = (0, 0);
             }
-            // There may be more by now; a relay that is still down finds it by looking before it rests.
+            // There may be more by now; a relay that is still down is notified of it, or looks before it rests.
             *page = next.unwrap_or_else(|| Page {
                 more: self.lying.is_none(),
                 ..Page::default()
@@ -193,9 +196,10 @@ impl Leader<'_> {
                 Ok::<_, Error>(next)
             })
             .into();
-        // With one page after another, producers need not notify. A page that comes alone is not worth the statements:
-        // the relay stays down.
-        let busy = page.more || std::mem::replace(&mut self.stirred, true);
+        // With one page after another, producers need not notify. Few pages are not worth the statements: the relay
+        // stays down.
+        self.unrested = self.unrested.saturating_add(1);
+        let busy = page.more && page.rows.len() > 1 || self.unrested >= PAGES_BUSY;
         let rise: OptionFuture<_> = (busy && self.lying.take().is_some()).then_some(rise).into();
         let published = self.session.speaking(self.publisher.publish(&mut write));
         let (published, rise, ahead) = join3(published, rise, ahead).await;
@@ -252,9 +256,15 @@ impl Leader<'_> {
     /// more, and keeps looking while one of these is left. A notification that is lost costs a poll interval.
     async fn sleep(&mut self) -> Result<Page> {
         let mut looks = 0;
-        let mut page = self.look_lying(false).await?;
+        let mut page = match &self.lying {
+            // Whoever has committed since the last look has notified.
+            Some(unsure_of) if unsure_of.is_empty() && self.reader.gap_ranges() == 0 => {
+                Page::default()
+            }
+            _ => self.look_lying(false).await?,
+        };
         while page.is_empty() && !self.stop.is_cancelled() {
-            self.stirred = false;
+            self.unrested = 0;
             let Some(duty_in) = self.next_duty().checked_duration_since(Instant::now()) else {
                 break;
             };
@@ -270,17 +280,19 @@ impl Leader<'_> {
         Ok(page)
     }
 
-    /// Reads, lying: lies down first where it is not. After a notification there is something, whoever is still open.
+    /// Reads, lying: lies down first where it is not. After a notification there is something, whoever is still open,
+    /// and mostly one message.
     async fn look_lying(&mut self, notified: bool) -> Result<Page> {
         let Some(unsure_of) = self.lying.take() else {
             let (locked, unsure_of, page) = self.reader.lie_down(&self.session).await?;
             self.lying = locked.then_some(unsure_of);
             return Ok(page);
         };
-        self.lying = Some(match notified {
-            true => unsure_of,
-            false => self.reader.still_open(&self.session, unsure_of).await?,
-        });
+        if notified {
+            self.lying = Some(unsure_of);
+            return self.reader.trip_for_one(&self.session).await;
+        }
+        self.lying = Some(self.reader.still_open(&self.session, unsure_of).await?);
         self.reader.trip(&self.session).await
     }
 

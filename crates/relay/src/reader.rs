@@ -64,6 +64,7 @@ fn without_ids(listed: Vec<Listed>) -> Vec<Writer> {
 pub(crate) struct Reader {
     log: Log,
     writers: Statement,
+    first_row: Statement,
     new_rows: Statement,
     page: Statement,
     page_with_snapshot: Statement,
@@ -87,6 +88,9 @@ impl Reader {
             log: Log::new(from, LIMITS),
             writers: session
                 .prepare("prepare the list of writers", sql::WRITERS)
+                .await?,
+            first_row: session
+                .prepare("prepare reading", &sql::first_row())
                 .await?,
             new_rows: session.prepare("prepare reading", &sql::new_rows()).await?,
             page: session.prepare("prepare reading", &sql::page()).await?,
@@ -163,13 +167,22 @@ impl Reader {
     /// One trip: who writes, and what is in the gaps and above, sent in one go and in this order. What it returns is
     /// flushed.
     pub(crate) async fn trip(&mut self, session: &Session) -> Result<Page> {
+        self.trip_for(session, self.rows_now).await
+    }
+
+    /// A trip for the first row alone, which is quick. It does not tell whether there is more.
+    pub(crate) async fn trip_for_one(&mut self, session: &Session) -> Result<Page> {
+        self.trip_for(session, 1).await
+    }
+
+    async fn trip_for(&mut self, session: &Session, rows_max: u32) -> Result<Page> {
         let question = self.log.short_question();
         let writers: OptionFuture<_> = self
             .log
             .needs_writers()
             .then(|| list_writers(session, &self.writers))
             .into();
-        let (writers, rows) = join(writers, self.read(session, &question)).await;
+        let (writers, rows) = join(writers, self.read(session, &question, rows_max)).await;
         let mut rows = rows?;
 
         self.learn(session, writers.transpose()?).await?;
@@ -177,18 +190,23 @@ impl Reader {
             .log
             .may_trust(&question, rows.first().and_then(MessageRow::snapshot))
         {
-            rows = self.read(session, &self.log.question()).await?;
+            rows = self.read(session, &self.log.question(), rows_max).await?;
         }
         if let Some(inserted) = rows.first().and_then(MessageRow::unflushed) {
             self.wait_until_flushed(session, inserted).await?;
         }
-        self.accept(rows)
+        self.accept(rows, rows_max)
     }
 
     /// `R` and `Q`.
-    async fn read(&self, session: &Session, question: &Question) -> Result<Vec<MessageRow>> {
-        let rows_now = i64::from(self.rows_now);
-        let new_rows = if question.read_ahead { rows_now } else { 0 };
+    async fn read(
+        &self,
+        session: &Session,
+        question: &Question,
+        rows_max: u32,
+    ) -> Result<Vec<MessageRow>> {
+        let late_rows = i64::from(rows_max);
+        let new_rows = if question.read_ahead { late_rows } else { 0 };
         let bytes_max = i64::from(self.bytes_max);
         let params: [&(dyn tokio_postgres::types::ToSql + Sync); 6] = [
             &question.high,
@@ -196,9 +214,10 @@ impl Reader {
             &bytes_max,
             &question.gaps_lo,
             &question.gaps_hi,
-            &rows_now,
+            &late_rows,
         ];
         let (statement, params) = match (question.gaps_lo.is_empty(), question.left_to.is_empty()) {
+            (true, true) if new_rows == 1 => (&self.first_row, &params[..1]),
             (true, true) => (&self.new_rows, &params[..3]),
             (false, true) => (&self.page, &params[..]),
             (_, false) => (&self.page_with_snapshot, &params[..]),
@@ -226,7 +245,7 @@ impl Reader {
         Ok(())
     }
 
-    fn accept(&mut self, mut rows: Vec<MessageRow>) -> Result<Page> {
+    fn accept(&mut self, mut rows: Vec<MessageRow>, rows_max: u32) -> Result<Page> {
         if let Some(pair) = rows.windows(2).find(|pair| pair[0].id() >= pair[1].id()) {
             return Err(Error::Invariant(format!(
                 "row {} was read after row {}",
@@ -237,7 +256,7 @@ impl Reader {
         let ids: Vec<i64> = rows.iter().map(MessageRow::id).collect();
         let late = rows.iter().take_while(|row| row.late()).count();
         let at_limit = |part: &[MessageRow]| {
-            part.len() >= self.rows_now as usize
+            part.len() >= rows_max as usize
                 || part
                     .last()
                     .is_some_and(|row| row.running_bytes() >= i64::from(self.bytes_max))

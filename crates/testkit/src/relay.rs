@@ -63,12 +63,15 @@ pub fn relay(postgres_url: &str, redis_url: &str) -> ProcessBuilder {
         .env("REDIS_URL", redis_url)
 }
 
+/// In each page that goes to Redis, and in nothing else: the time in the marker, which Redis is to fill in.
+const PAGE_TIME: &str = "\r\n$8\r\nredis_ms\r\n$0\r\n";
+
 /// A step of a page at which a test may stop the relay, or kill it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelayStep {
     /// Postgres has sent the page, the relay has not got it.
     PageRead,
-    /// The transaction of a page is on its way.
+    /// The page is on its way.
     PageSent,
     /// It has run, its reply is on its way.
     PageRun,
@@ -90,7 +93,7 @@ impl RelayStep {
     pub fn matcher(self) -> Matcher {
         match self {
             RelayStep::PageRead => Matcher::sql("FROM outbox.messages AS m WHERE m.id >"),
-            RelayStep::PageSent | RelayStep::PageRun => Matcher::redis("EXEC"),
+            RelayStep::PageSent | RelayStep::PageRun => Matcher::bytes(PAGE_TIME),
             RelayStep::CheckpointSent | RelayStep::CheckpointWritten => {
                 Matcher::sql("UPDATE outbox.checkpoint")
             }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use outbox_testkit::{Direction, Matcher, eventually};
+use outbox_testkit::{Direction, Matcher, RelayStep, eventually};
 
 use crate::{
     Arm, Result, Scenario, Stage,
@@ -84,12 +84,12 @@ async fn killed(stage: &mut Stage) -> Result {
 /// relay has taken over, and only then what was on its way arrives.
 async fn frozen(stage: &mut Stage, direction: Direction) -> Result {
     let leader = leader_among_standbys(stage).await?;
-    let command = match stage.arm {
-        Arm::Control => "XADD",
-        Arm::Outbox => "EXEC",
+    let matcher = match stage.arm {
+        Arm::Control => Matcher::redis("XADD"),
+        Arm::Outbox => RelayStep::PageSent.matcher(),
     };
     let redis = &stage.carriers[leader].link.redis;
-    let page = redis.hold(Matcher::redis(command), direction);
+    let page = redis.hold(matcher, direction);
     page.reached().await?;
     stage.carriers[leader].process.pause();
     taken_over(stage, Instant::now(), FROZEN).await?;

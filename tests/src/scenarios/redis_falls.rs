@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use outbox_testkit::{Direction, Fsync, Matcher, Persistence, Proxy, Redis};
+use outbox_testkit::{Direction, Fsync, Matcher, Persistence, Proxy, Redis, RelayStep};
 
 use crate::{
     Arm, Result, Scenario, Stage,
@@ -117,12 +117,12 @@ async fn killed_and_empty(stage: &mut Stage) -> Result {
 
 /// The kernel keeps what a killed process has written: the page is there, and nobody was told.
 async fn killed_before_a_reply(stage: &mut Stage) -> Result {
-    let command = match stage.arm {
-        Arm::Control => "XADD",
-        Arm::Outbox => "EXEC",
+    let matcher = match stage.arm {
+        Arm::Control => Matcher::redis("XADD"),
+        Arm::Outbox => RelayStep::PageSent.matcher(),
     };
     let redis = &stage.carriers[0].link.redis;
-    let reply = redis.hold(Matcher::redis(command), Direction::Reply);
+    let reply = redis.hold(matcher, Direction::Reply);
     reply.reached().await?;
     stage.servers.redis.kill9().await?;
     reply.drop_it();

@@ -37,6 +37,7 @@ use crate::protocol::failure::{RedisFault, ReplyCode};
 use crate::protocol::place::{Place, Suspect};
 use crate::protocol::start::MarkerFound;
 
+const LONE_LUA: &str = include_str!("lone.lua");
 const OPEN_LUA: &str = include_str!("open.lua");
 const CLOSE_LUA: &str = include_str!("close.lua");
 const TAKE_LUA: &str = include_str!("take.lua");
@@ -61,6 +62,7 @@ pub(crate) struct Publisher {
     gaps_key: String,
     /// What a page's transaction notes for its own end.
     note_key: String,
+    lone: String,
     open: String,
     close: String,
     /// Drawn anew at each take-over: an epoch can come twice when both servers fall back.
@@ -102,6 +104,7 @@ impl Publisher {
             marker_key: keys.marker,
             gaps_key: keys.gaps,
             note_key: keys.note,
+            lone: without_comments(LONE_LUA),
             open: without_comments(OPEN_LUA),
             close: without_comments(CLOSE_LUA),
             leadership: Uuid::nil(),

@@ -1,8 +1,8 @@
-//! One page as it goes out: a transaction of its entries and the marker, and what its reply means.
+//! One page as it goes out: its entries and the marker in one atomic step, and what the reply means.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
+use redis::{Arg, Cmd, ErrorKind, Pipeline, RedisError, Value};
 
 use super::{Entries, Publisher, marker, script_call};
 use crate::error::{Error, Result, redis_fault};
@@ -11,6 +11,12 @@ use crate::protocol::cursor::Step;
 use crate::protocol::failure::{Meaning, RedisFault, ReplyCode, of_redis, of_stream};
 use crate::protocol::layout::Layout;
 use crate::protocol::place::Blocked;
+
+/// Largest message that goes by a script, in bytes: scripts copy what they are given.
+const LONE_BYTES_MAX: i64 = 16 * 1024;
+
+/// Arguments of an XADD before the fields: the command, the stream and the id.
+const ENTRY_FIELDS_FROM: usize = 3;
 
 /// What became of a page.
 #[derive(Debug)]
@@ -48,21 +54,86 @@ pub(crate) struct PageWrite {
     pub(crate) drop_suspect: bool,
 }
 
+impl PageWrite {
+    /// The entry of a page that is this one small message and moves `high`, and changes nothing else.
+    fn lone(&self) -> Option<&Cmd> {
+        let [add] = self.entries.adds.as_slice() else {
+            return None;
+        };
+        let plain = self.step.set.is_empty()
+            && self.step.unset.is_empty()
+            && self.blocked.is_empty()
+            && self.layouts.is_empty()
+            && !self.drop_suspect;
+        (plain && self.entries.bytes <= LONE_BYTES_MAX).then_some(add)
+    }
+
+    /// Fields and values of the marker that each page sets; the scripts set the first.
+    fn marker_fields(&self) -> Vec<String> {
+        let mut fields = vec!["redis_ms".to_owned(), String::new()];
+        fields.extend(["page".to_owned(), (self.page + 1).to_string()]);
+        fields.extend(["gaps".to_owned(), self.gaps.to_string()]);
+        if let Some((high, high_key)) = &self.step.high {
+            fields.extend(["high".to_owned(), high.to_string()]);
+            fields.extend(["high_key".to_owned(), high_key.clone()]);
+        }
+        fields
+    }
+}
+
 impl Publisher {
     /// Publishes one page.
-    ///
-    /// A transaction of Redis (MULTI) runs as a whole or not at all, and its effects reach replicas and the
-    /// append-only file as one. So after a crash of either side the page and the marker are both there or both
-    /// missing, and a reply that was lost is found out by reading the marker. What a transaction does not do is roll
-    /// back: its last command, `close.lua`, compares the marker and what was added, and takes entries back.
     ///
     /// # Errors
     ///
     /// [`Error::Moved`] when the marker has another leadership or page; [`Error::Redis`] when Redis refuses the
     /// whole page or the reply does not come, in which case the page may be published or not.
     pub(crate) async fn publish(&mut self, write: &mut PageWrite) -> Result<Published> {
-        let transaction = self.transaction(write);
         let handed_over = Instant::now();
+        let published = match self.publish_lone(write).await? {
+            Some(redis_ms) => Published::Done { redis_ms },
+            None => self.publish_together(write).await?,
+        };
+        if matches!(published, Published::Done { .. }) {
+            count(write, handed_over.elapsed());
+            #[cfg(feature = "otlp")]
+            crate::traces::published(&mut write.entries.traced, handed_over.elapsed());
+        }
+        Ok(published)
+    }
+
+    /// Publishes a page that is one small message and no more, by one script, which takes Redis half the time of a
+    /// transaction. Returns Redis' clock.
+    ///
+    /// None where the page is another, or where nothing was done: the transaction then finds out why.
+    async fn publish_lone(&mut self, write: &PageWrite) -> Result<Option<i64>> {
+        let Some(add) = write.lone() else {
+            return Ok(None);
+        };
+        let mut script = script_call(&self.lone, [&self.marker_key, &write.entries.streams[0]]);
+        let fields = write.marker_fields();
+        script.arg(self.leadership.to_string()).arg(write.page);
+        script.arg(fields.len()).arg(fields);
+        for argument in add.args_iter().skip(ENTRY_FIELDS_FROM) {
+            if let Arg::Simple(argument) = argument {
+                script.arg(argument);
+            }
+        }
+        match script.query_async(&mut self.connection).await {
+            Ok(redis_ms) => Ok(redis_ms),
+            Err(source) if matches!(redis_fault(&source), RedisFault::Reply(_)) => Ok(None),
+            Err(source) => Err(failed(source)),
+        }
+    }
+
+    /// Publishes a page by a transaction of Redis.
+    ///
+    /// It runs as a whole or not at all, and its effects reach replicas and the append-only file as one. So after a
+    /// crash of either side the page and the marker are both there or both missing, and a reply that was lost is
+    /// found out by reading the marker. What a transaction does not do is roll back: its last command, `close.lua`,
+    /// compares the marker and what was added, and takes entries back.
+    async fn publish_together(&mut self, write: &mut PageWrite) -> Result<Published> {
+        let transaction = self.transaction(write);
         let mut replies: Vec<Value> = match transaction.query_async(&mut self.connection).await {
             Ok(replies) => replies,
             Err(source) => return not_run(write, source),
@@ -83,9 +154,6 @@ impl Publisher {
                 let redis_ms = redis_ms
                     .parse()
                     .map_err(|_| Error::Invariant(format!("Redis' clock is {redis_ms}")))?;
-                count(write, handed_over.elapsed());
-                #[cfg(feature = "otlp")]
-                crate::traces::published(&mut write.entries.traced, handed_over.elapsed());
                 Ok(Published::Done { redis_ms })
             }
             ["moved", epoch, page] => Err(Error::Moved {
@@ -138,17 +206,7 @@ impl Publisher {
             .arg(self.leadership.to_string())
             .arg(write.page)
             .arg(added);
-        let mut fields = vec!["redis_ms".to_owned(), String::new()];
-        fields.extend(["page".to_owned(), (write.page + 1).to_string()]);
-        fields.extend(["gaps".to_owned(), write.gaps.to_string()]);
-        if let Some((high, high_key)) = &write.step.high {
-            fields.extend([
-                "high".to_owned(),
-                high.to_string(),
-                "high_key".to_owned(),
-                high_key.clone(),
-            ]);
-        }
+        let mut fields = write.marker_fields();
         let mut dropped = Vec::new();
         for (stream, blocked) in &write.blocked {
             match blocked {

@@ -2,7 +2,7 @@
 //! What Postgres still has goes out and stands in the streams once.
 
 use outbox_testkit::{
-    Direction, Matcher, Persistence, Postgres, Process, Proxy, Redis, eventually,
+    Direction, Persistence, Postgres, Process, Proxy, Redis, RelayStep, eventually,
 };
 
 use crate::pair::{DEADLINE, Pair, Server, stop};
@@ -133,7 +133,7 @@ async fn a_crash_while_surviving_rows_are_compared_doubles_nothing() {
         // The take-over is the first script; then come pages of 20. It dies twice, the second time later.
         for nth in [4, 6] {
             let proxy = Proxy::start(pair.redis.port()).await.unwrap();
-            let hold = proxy.hold(Matcher::redis("EXEC").nth(nth), direction);
+            let hold = proxy.hold(RelayStep::PageSent.matcher().nth(nth), direction);
             let relay = pair.relay_via(pair.postgres.port(), proxy.port());
             let relay = relay.args(["--page-rows", "20"]).spawn().unwrap();
             hold.reached().await.unwrap();

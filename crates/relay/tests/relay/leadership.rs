@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use outbox_testkit::{Direction, Matcher, Process, Proxy, eventually};
+use outbox_testkit::{Direction, Matcher, Process, Proxy, RelayStep, eventually};
 
 use crate::pair::{DEADLINE, Pair, stop};
 
@@ -181,7 +181,9 @@ async fn a_leader_frozen_in_the_middle_of_a_page_doubles_nothing_when_it_thaws()
     for direction in [Direction::Request, Direction::Reply] {
         let pair = Pair::start().await;
         let (leader, standby) = leader_and_standby(&pair, &["--page-rows", "300"]).await;
-        let hold = leader.redis.hold(Matcher::redis("EXEC").nth(3), direction);
+        let hold = leader
+            .redis
+            .hold(RelayStep::PageSent.matcher().nth(3), direction);
         pair.write("orders", "backlog", 2_400).await;
         hold.reached().await.unwrap();
         leader.process.pause();
@@ -204,7 +206,7 @@ async fn a_leader_whose_page_arrives_while_the_standby_takes_over_doubles_nothin
     let (leader, standby) = leader_and_standby(&pair, &["--page-rows", "300"]).await;
     let page = leader
         .redis
-        .hold(Matcher::redis("EXEC").nth(3), Direction::Request);
+        .hold(RelayStep::PageSent.matcher().nth(3), Direction::Request);
     let take = standby
         .redis
         .hold(Matcher::redis("EVAL"), Direction::Request);

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use outbox_testkit::{
-    Direction, Fsync, Matcher, Persistence, Process, Proxy, Redis, Shutdown, eventually,
+    Direction, Fsync, Persistence, Process, Proxy, Redis, RelayStep, Shutdown, eventually,
 };
 use redis::aio::MultiplexedConnection;
 use tokio::net::TcpListener;
@@ -104,13 +104,14 @@ async fn memory_that_runs_out_anywhere_in_a_page_leaves_all_of_it_or_nothing() {
         command(&redis, &format!("CONFIG SET maxmemory {limit}")).await;
         pair.write("orders", &format!("step-{step}"), PAGE as i64)
             .await;
+        // A relay that was notified looks for one message first, which may then be a page of its own.
         eventually(DEADLINE, "the page, or its refusal", || async {
-            interruptions() > told || pair.count("orders").await > before
+            interruptions() > told || pair.count("orders").await == before + PAGE
         })
         .await
         .unwrap();
         match pair.count("orders").await - before {
-            0 => nothing += 1,
+            0 | 1 => nothing += 1,
             PAGE => whole += 1,
             part => panic!("{part} entries of a page of {PAGE} at step {step}"),
         }
@@ -292,7 +293,7 @@ async fn a_reply_that_is_lost_doubles_nothing() {
     let relay = relay.args(["--page-rows", "50"]).spawn().unwrap();
     pair.leads(&relay).await;
     for n in 0..5 {
-        let hold = proxy.hold(Matcher::redis("EXEC").nth(2), Direction::Reply);
+        let hold = proxy.hold(RelayStep::PageSent.matcher().nth(2), Direction::Reply);
         pair.write("orders", &format!("lost-{n}"), 300).await;
         hold.reached().await.unwrap();
         hold.drop_it();

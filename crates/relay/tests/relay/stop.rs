@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use outbox_testkit::{Direction, Matcher, Process, Proxy};
+use outbox_testkit::{Direction, Process, Proxy, RelayStep};
 
 use crate::pair::{DEADLINE, Pair, STOP, stop};
 
@@ -72,7 +72,7 @@ async fn a_relay_stops_while_redis_is_frozen() {
             .wait_for_line("standing by", DEADLINE)
             .await
             .unwrap();
-        let hold = proxy.hold(Matcher::redis("EXEC").nth(3), Direction::Request);
+        let hold = proxy.hold(RelayStep::PageSent.matcher().nth(3), Direction::Request);
         if backlog > 0 {
             pair.write("orders", "backlog", backlog).await;
             hold.reached().await.unwrap();
