@@ -61,6 +61,26 @@ async fn a_notification_wakes_the_relay_however_rarely_it_polls() {
 }
 
 #[tokio::test]
+async fn a_message_that_comes_alone_goes_by_one_script() {
+    let outbox = Outbox::open().await;
+    let _relay = outbox.leader(&RARELY).await;
+    let mut redis = outbox.redis.connect().await.unwrap();
+    sound_asleep(&outbox).await;
+    let reset = redis::cmd("CONFIG").arg("RESETSTAT").clone();
+    reset.exec_async(&mut redis).await.unwrap();
+    for n in 0..5 {
+        let key = format!("alone-{n}");
+        insert(&outbox.db, &key).await;
+        outbox.arrives(&key).await;
+        sound_asleep(&outbox).await;
+    }
+    let info = redis::cmd("INFO").arg("commandstats").clone();
+    let calls: String = info.query_async(&mut redis).await.unwrap();
+    assert!(!calls.contains("cmdstat_exec"), "{calls}");
+    assert!(calls.contains("cmdstat_xadd:calls=5,"), "{calls}");
+}
+
+#[tokio::test]
 async fn a_writer_that_saw_the_relay_awake_is_found_soon_although_nobody_notifies() {
     let outbox = Outbox::open().await;
     let mut listener = Listener::on(&outbox).await;
