@@ -257,9 +257,10 @@ fn remedy_in_redis(fault: RedisFault) -> Option<&'static str> {
         RedisFault::Reply(ReplyCode::NoAuth | ReplyCode::WrongPass) => {
             Some("check user and password in --redis-url")
         }
-        RedisFault::Reply(ReplyCode::NoPerm) => {
-            Some("give the Redis user its rights: `outbox-relay grants --redis` prints them")
-        }
+        RedisFault::Reply(ReplyCode::NoPerm) => Some(
+            "give the Redis user its rights: `outbox-relay grants --redis` prints the relay's, and `rewind` needs \
+                 XGROUP|SETID besides",
+        ),
         RedisFault::Reply(_) => None,
         RedisFault::Connection => Some(
             "check host and port in --redis-url, that Redis runs there, and whether it wants TLS (rediss://)",
