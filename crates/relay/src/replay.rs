@@ -112,8 +112,8 @@ pub enum Replayed {
 /// # Errors
 ///
 /// [`Error::Config`](crate::Error::Config) for flags that contradict each other or an earlier run of that name; a server is out of reach or refuses;
-/// no relay has ever led here. Once it has begun, an outage is met by trying again for a minute. Begun again under its name, it
-/// goes on where it stopped.
+/// no relay has ever led here. Once it has begun, an outage is met by trying again for a minute. After a failover of Redis, and begun
+/// again under its name, it goes on where it stands there.
 ///
 /// # Cancel safety
 ///
@@ -126,10 +126,16 @@ pub async fn replay(
 ) -> Result<Replayed> {
     choice::check(flags, prefix)?;
     let steps = Cell::new(0_u64);
-    let (mut seen, mut tries) = (0, 0);
+    let (mut seen, mut tries, mut looked_after) = (0, 0, 0);
     loop {
         let error = match attempt(postgres, redis, prefix, flags, &steps).await {
             Err(error) if steps.get() > 0 && error.meaning() == Meaning::Outage => error,
+            // A primary that was replaced still serves those who are connected. What it took is nobody's: so a new
+            // connection must find the same end.
+            Ok(Replayed::Done { .. }) if steps.get() > looked_after => {
+                looked_after = steps.get();
+                continue;
+            }
             done => return done,
         };
         if steps.get() > seen {

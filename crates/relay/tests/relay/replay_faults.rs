@@ -33,6 +33,46 @@ async fn an_outage_is_met_by_trying_again() {
     assert!(relay.exit_status().is_none());
 }
 
+/// A primary that was replaced takes the rest of a replay from a connection that is still open; nobody will read it there.
+#[tokio::test]
+async fn a_replay_that_ended_on_a_replaced_primary_goes_on_at_the_new_one() {
+    let (outbox, _relay) = with_rows(1_000).await;
+    let new = outbox.redis.replica().await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("redis-url");
+    std::fs::write(&file, outbox.redis.url()).unwrap();
+    let replay = Process::builder(relay_binary())
+        .args(["replay", "--name", "failover", "--all", "--rate", "500"])
+        .env("DATABASE_URL", outbox.postgres_url())
+        .env("REDIS_URL_FILE", file.to_str().unwrap())
+        .spawn()
+        .unwrap();
+    let mut connection = new.connect().await.unwrap();
+    eventually(DEADLINE, "a step to reach the replica", || async {
+        let mut connection = connection.clone();
+        let next = redis::cmd("HGET")
+            .arg(&["outbox:relay:replay:failover", "next"])
+            .query_async::<Option<i64>>(&mut connection)
+            .await;
+        next.unwrap().is_some()
+    })
+    .await
+    .unwrap();
+    redis::cmd("REPLICAOF")
+        .arg(&["NO", "ONE"])
+        .exec_async(&mut connection)
+        .await
+        .unwrap();
+    std::fs::write(&file, new.url()).unwrap();
+    replay
+        .wait_for_line("published 1000 messages again", DEADLINE)
+        .await
+        .unwrap();
+    assert!(replay.wait(DEADLINE).await.unwrap().success());
+    let outbox = outbox.moved_to(new).await;
+    assert_eq!(replayed(&outbox, TOPIC, "failover").await, keys(1..=1_000));
+}
+
 /// What the cursor has not passed is the relay's.
 #[tokio::test]
 async fn gaps_and_held_streams_are_left_to_the_relay() {

@@ -69,6 +69,16 @@ impl<'p> Outbox<'p> {
         Self { db, ..self }
     }
 
+    /// The same outbox with another Redis, after a failover. The old one is ended.
+    pub(crate) async fn moved_to(self, redis: Redis) -> Self {
+        let stream = redis.connect().await.unwrap();
+        Self {
+            redis,
+            stream,
+            ..self
+        }
+    }
+
     /// One more session.
     pub(crate) async fn client(&self) -> Client {
         self.postgres.connect(&self.database).await.unwrap()
