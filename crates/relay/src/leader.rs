@@ -27,11 +27,14 @@ use crate::publisher::{PageWrite, Published, Publisher};
 use crate::reader::{Page, Reader};
 use crate::takeover::{TakenOver, take_over};
 
-/// Looks without a wait while a writer is open that may not have seen the relay lie down: most end within one.
-const LOOKS_AT_ONCE: u32 = 3;
-
 /// Pages without a rest in between from which on the relay is busy.
 const PAGES_BUSY: u32 = 4;
+
+/// A shorter rest is none.
+const LULL: Duration = Duration::from_millis(1);
+
+/// Looks without a wait while a writer is open that may not have seen the relay lie down: most end within one.
+const LOOKS_AT_ONCE: u32 = 3;
 
 /// Longest wait between two looks after that.
 const DOZE_MAX: Duration = Duration::from_millis(50);
@@ -264,7 +267,6 @@ impl Leader<'_> {
             _ => self.look_lying(false).await?,
         };
         while page.is_empty() && !self.stop.is_cancelled() {
-            self.unrested = 0;
             let Some(duty_in) = self.next_duty().checked_duration_since(Instant::now()) else {
                 break;
             };
@@ -274,7 +276,11 @@ impl Leader<'_> {
             };
             looks += 1;
             let wait = longest.min(duty_in);
+            let lain_down = Instant::now();
             let notified = !wait.is_zero() && self.session.speaking(self.rest(wait)).await?;
+            if lain_down.elapsed() >= LULL {
+                self.unrested = 0;
+            }
             page = self.look_lying(notified).await?;
         }
         Ok(page)
