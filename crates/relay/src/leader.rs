@@ -30,7 +30,7 @@ use crate::takeover::{TakenOver, take_over};
 /// Pages without a rest in between from which on the relay is busy.
 const PAGES_BUSY: u32 = 4;
 
-/// A shorter rest is none.
+/// A rest shorter than this does not count: the relay was called up again at once.
 const LULL: Duration = Duration::from_millis(1);
 
 /// Looks without a wait while a writer is open that may not have seen the relay lie down: most end within one.
