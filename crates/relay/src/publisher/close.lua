@@ -13,8 +13,14 @@ local STREAMS = 3 -- keys before the first stream
 local found = redis.pcall('HMGET', KEYS[1], 'leadership', 'page', 'epoch')
 local ours = found[1] == ARGV[1] and found[2] == ARGV[2]
 
+-- The note of an earlier page would have that page's entries taken for what this one added.
+local note = redis.call('HMGET', KEYS[3], 'of', 'lengths')
+if note[1] ~= ARGV[1] .. ' ' .. ARGV[2] then
+  return redis.error_reply('ERR the page was not opened')
+end
+
 local whole, added, index = true, {}, STREAMS
-for before in string.gmatch(redis.call('HMGET', KEYS[3], 'lengths')[1], '%S+') do
+for before in string.gmatch(note[2], '%S+') do
   index = index + 1
   local now = before ~= '-' and redis.pcall('XLEN', KEYS[index])
   added[index] = type(now) == 'number' and now - before or 0

@@ -139,7 +139,14 @@ impl Publisher {
             Err(source) => return not_run(write, source),
         };
         let verdict = match replies.pop() {
-            Some(Value::ServerError(error)) => return Err(failed(error.into())),
+            // What failed before says why.
+            Some(Value::ServerError(error)) => {
+                let mut errors = replies.into_iter().filter_map(|reply| match reply {
+                    Value::ServerError(error) => Some(error),
+                    _ => None,
+                });
+                return Err(failed(errors.next().unwrap_or(error).into()));
+            }
             verdict => verdict.unwrap_or(Value::Nil),
         };
         let verdict: Vec<String> = redis::from_redis_value(verdict)
@@ -187,7 +194,9 @@ impl Publisher {
         let mut transaction = Pipeline::with_capacity(adds.len() + 2);
         transaction.atomic().ignore_errors();
         let noted = [&self.note_key].into_iter().chain(&write.entries.streams);
-        transaction.add_command(script_call(&self.open, noted));
+        let mut open = script_call(&self.open, noted);
+        open.arg(self.leadership.to_string()).arg(write.page);
+        transaction.add_command(open);
         for add in adds {
             transaction.add_command(add);
         }

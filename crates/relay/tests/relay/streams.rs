@@ -201,3 +201,30 @@ async fn a_message_past_the_size_in_a_stream_that_was_held_back_is_set_aside_alo
     pair.assert_exactly_once_after(&relay).await;
     assert_eq!(pair.count("orders").await, 209);
 }
+
+/// A page that could not note where it began must not take the entries of the page before for its own, and delete them.
+#[tokio::test]
+async fn a_right_that_goes_while_the_relay_leads_costs_no_entry() {
+    let pair = Pair::start().await;
+    let mut redis = pair.redis.connect().await.unwrap();
+    command(&mut redis, ALL_RIGHTS).await;
+    let relay = relay_as_user(&pair);
+    pair.leads(&relay).await;
+    pair.write("orders", "before", 10).await;
+    pair.all_published(DEADLINE).await;
+    command(&mut redis, "ACL SETUSER publisher -hset").await;
+    pair.write("orders", "without", 5).await;
+    relay
+        .wait_for_line("is interrupted", DEADLINE)
+        .await
+        .unwrap();
+    let standing = pair.counts("orders").await;
+    let kept = standing.keys().filter(|key| key.starts_with("before"));
+    assert_eq!(kept.count(), 10, "{standing:?}");
+    command(&mut redis, ALL_RIGHTS).await;
+    eventually(DEADLINE, "all messages", || async {
+        pair.counts("orders").await.len() == 15
+    })
+    .await
+    .unwrap();
+}
