@@ -7,7 +7,7 @@ use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Row, Statement};
 
 use crate::error::{Error, Result};
-use crate::postgres::{MessageRow, Session, sql};
+use crate::postgres::{MessageRow, Session, page_sql, sql};
 use crate::progress::Encoded;
 use crate::protocol::cursor::Cursor;
 use crate::protocol::log::{Answer, Limits, Listed, Log, Question, Writer};
@@ -87,18 +87,22 @@ impl Reader {
         Ok(Reader {
             log: Log::new(from, LIMITS),
             writers: session
-                .prepare("prepare the list of writers", sql::WRITERS)
+                .prepare("prepare the list of writers", page_sql::WRITERS)
                 .await?,
             first_row: session
-                .prepare("prepare reading", &sql::first_row())
+                .prepare("prepare reading", &page_sql::first_row())
                 .await?,
-            new_rows: session.prepare("prepare reading", &sql::new_rows()).await?,
-            page: session.prepare("prepare reading", &sql::page()).await?,
+            new_rows: session
+                .prepare("prepare reading", &page_sql::new_rows())
+                .await?,
+            page: session
+                .prepare("prepare reading", &page_sql::page())
+                .await?,
             page_with_snapshot: session
-                .prepare("prepare reading", &sql::page_with_snapshot())
+                .prepare("prepare reading", &page_sql::page_with_snapshot())
                 .await?,
             wal_flushed: session
-                .prepare("prepare the flush check", sql::WAL_FLUSHED)
+                .prepare("prepare the flush check", page_sql::WAL_FLUSHED)
                 .await?,
             lie_down: session.prepare("prepare sleeping", sql::LIE_DOWN).await?,
             get_up: session.prepare("prepare sleeping", sql::GET_UP).await?,
@@ -235,7 +239,7 @@ impl Reader {
         let last_value = match self.log.meets_prepared(&writers) {
             true => Some(
                 session
-                    .one("read the sequence", sql::LAST_VALUE, &[])
+                    .one("read the sequence", page_sql::LAST_VALUE, &[])
                     .await?
                     .get(0),
             ),
@@ -296,6 +300,6 @@ impl Reader {
                 return Ok(());
             }
         }
-        session.batch("flush the log", sql::FORCE_FLUSH).await
+        session.batch("flush the log", page_sql::FORCE_FLUSH).await
     }
 }

@@ -7,7 +7,7 @@ use super::Leader;
 use crate::caretaker::Order;
 use crate::error::{Error, Result};
 use crate::janitor::milestone_interval;
-use crate::postgres::{MessageRow, sql};
+use crate::postgres::{MessageRow, page_sql, sql};
 use crate::protocol::layout::hold_name;
 use crate::reader::GAP_RANGES_MAX;
 
@@ -285,7 +285,7 @@ impl Leader<'_> {
             [&lo, &hi, &rows_max, &bytes_max, &blocked.topic];
         let rows = self
             .session
-            .all("read for a blocked stream", sql::BLOCKED_PAGE, &params)
+            .all("read for a blocked stream", page_sql::BLOCKED_PAGE, &params)
             .await?;
         let rows: Vec<MessageRow> = rows.into_iter().map(MessageRow::from).collect();
         let cut = rows.len() >= self.blocked_rows as usize

@@ -3,6 +3,7 @@
 mod address;
 mod doctor_queries;
 mod operator_queries;
+mod page_queries;
 mod pooler;
 mod queries;
 mod rights;
@@ -14,6 +15,7 @@ mod verify_queries;
 
 pub(crate) use doctor_queries::doctor_sql;
 pub(crate) use operator_queries::operator_sql;
+pub(crate) use page_queries::page_sql;
 pub(crate) use pooler::keeps_backend;
 pub(crate) use queries::sql;
 pub(crate) use rights::{RELAY_SEQUENCE, RELAY_TABLES, inbox_grants, outbox_grants};

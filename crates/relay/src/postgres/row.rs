@@ -3,7 +3,7 @@
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, PgLsn, Type};
 
-/// A row of `sql::page`. Columns by position, in the order of that statement.
+/// A row of `page_sql::page`. Columns by position, in the order of that statement.
 #[derive(Debug)]
 pub(crate) struct MessageRow {
     row: Row,
