@@ -6,10 +6,10 @@ use deadpool_postgres::Transaction;
 
 use crate::{
     Message,
+    entry::Entry,
     inbox::Inbox,
     message::{Malformed, Source},
     queries,
-    replies::Entry,
     trouble::Trouble,
 };
 
@@ -175,8 +175,7 @@ impl<'a> Letter<'a> {
 /// The fields as a JSON list of pairs. Bytes that are no UTF-8 are given as `{"hex": …}`.
 pub(crate) fn entry_json(entry: &Entry) -> String {
     let pairs: Vec<serde_json::Value> = entry
-        .fields
-        .iter()
+        .fields()
         .map(|(name, value)| serde_json::json!([bytes_json(name), bytes_json(value)]))
         .collect();
     serde_json::Value::Array(pairs).to_string()
@@ -196,19 +195,11 @@ fn bytes_json(bytes: &[u8]) -> serde_json::Value {
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
-
     use super::*;
 
     #[test]
     fn a_malformed_entry_keeps_all_its_bytes() {
-        let field = |name: &'static [u8], value: &'static [u8]| {
-            (Bytes::from_static(name), Bytes::from_static(value))
-        };
-        let entry = Entry {
-            id: "1-0".to_owned(),
-            fields: vec![field(b"", b""), field(b"payload", b"\xff\xfe")],
-        };
+        let entry = Entry::of("1-0", &[("", b""), ("payload", b"\xff\xfe")]);
         assert_eq!(
             entry_json(&entry),
             r#"[["",""],["payload",{"hex":"fffe"}]]"#

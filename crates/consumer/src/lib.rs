@@ -31,7 +31,7 @@
 //! 3. `keeper.rs`: what the member has. `topics.rs`, `layout.rs`: the streams there are; `leases.rs`, `spread.rs`: whose they
 //!    are.
 //! 4. `reader.rs`, `recovery.rs`, `link.rs`, `replies.rs`: what is handled next, and how it is had from Redis.
-//! 5. `message.rs`: a stream entry as a message.
+//! 5. `entry.rs`, `message.rs`, `headers.rs`: a stream entry, and the message that it is.
 //! 6. `queue.rs`, `lane.rs`: what is in hand, and what of it may run at the same time.
 //! 7. `worker.rs`: a batch until each of its messages is settled.
 //! 8. `inbox.rs`, `gate.rs`, `handler.rs`, `trace.rs`, `silence.rs`: the transaction that makes a message take effect once.
@@ -46,12 +46,14 @@ mod consumer;
 mod counters;
 mod dead_letters;
 mod decision;
+mod entry;
 mod error;
 mod failures;
 mod gate;
 mod handler;
 mod handler_error;
 mod handler_times;
+mod headers;
 mod history;
 mod inbox;
 mod keeper;

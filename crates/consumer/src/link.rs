@@ -68,7 +68,13 @@ impl Link {
         let mut redirections = 0;
         loop {
             let (mut connection, generation) = self.connected().await?;
-            let reply = command.query_async::<Value>(&mut connection).await;
+            // Not by `query_async`, which moves every value of a reply in search of errors: one within another reply does
+            // not occur here.
+            let reply = connection.send_packed_command(command).await;
+            let reply = reply.and_then(|reply| match reply {
+                error @ Value::ServerError(_) => error.extract_error(),
+                reply => Ok(reply),
+            });
             match &reply {
                 // It was not carried out there.
                 Err(error)

@@ -6,7 +6,10 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::replies::Entry;
+use crate::{
+    entry::{Entry, Place},
+    headers::{self, Headers},
+};
 
 /// The content type of a message whose entry names none.
 const CONTENT_TYPE_DEFAULT: &str = "application/json";
@@ -27,14 +30,14 @@ pub(crate) struct Source {
 pub struct Message {
     source: Arc<Source>,
     entry_id: String,
+    place: Place,
     id: i64,
     message_key: String,
     ordering_key: Option<String>,
     event_type: Option<String>,
     created_at: OffsetDateTime,
     content_type: Option<String>,
-    headers: BTreeMap<String, String>,
-    headers_text: Option<String>,
+    headers: Headers,
     payload: Bytes,
     attempts_before: u32,
 }
@@ -106,13 +109,13 @@ impl Message {
     /// The headers by name.
     #[must_use]
     pub fn headers(&self) -> &BTreeMap<String, String> {
-        &self.headers
+        self.headers.by_name()
     }
 
     /// One header's value. Names are compared as they are written.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.get(name).map(String::as_str)
+        self.headers().get(name).map(String::as_str)
     }
 
     /// The W3C trace context of the producer, from the header `traceparent`.
@@ -165,6 +168,11 @@ impl Message {
         &self.source
     }
 
+    /// Where its entry stands in the stream. Only of a message that was read from it.
+    pub(crate) fn place(&self) -> Place {
+        self.place
+    }
+
     pub(crate) fn set_attempts_before(&mut self, attempts: u32) {
         self.attempts_before = attempts;
     }
@@ -174,67 +182,85 @@ impl Message {
     }
 
     pub(crate) fn headers_text(&self) -> Option<&str> {
-        self.headers_text.as_deref()
+        self.headers.text()
     }
 
     /// A message that was set aside, as it was. Its columns were fields of a message once.
     pub(crate) fn from_stored(stored: Stored) -> Self {
-        let headers = stored.headers_text.as_deref().map(serde_json::from_str);
         Self {
             source: stored.source,
             entry_id: stored.entry_id,
+            place: Place::default(),
             id: stored.id.unwrap_or_default(),
             message_key: stored.message_key,
             ordering_key: stored.ordering_key,
             event_type: stored.event_type,
             created_at: stored.created_at.unwrap_or(OffsetDateTime::UNIX_EPOCH),
             content_type: stored.content_type,
-            headers: headers.and_then(Result::ok).unwrap_or_default(),
-            headers_text: stored.headers_text,
+            headers: Headers::new(stored.headers_text),
             payload: stored.payload,
             attempts_before: stored.attempts_before,
         }
     }
 
-    /// Reads an entry by the contract. Fields the contract does not know are ignored.
-    pub(crate) fn from_entry(source: &Arc<Source>, entry: &Entry) -> Result<Self, Malformed> {
-        let id = required(entry, "id")?;
-        let message_key = required(entry, "message_key")?;
-        if message_key.is_empty() || message_key.len() > MESSAGE_KEY_BYTES_MAX {
-            return Err(Malformed(format!(
-                "field message_key has {} bytes",
-                message_key.len()
-            )));
-        }
-        let created_at = required(entry, "created_at")?;
-        let headers_text = optional(entry, "headers")?;
-        let headers = match &headers_text {
-            Some(text) => serde_json::from_str(text)
-                .map_err(|error| Malformed(format!("field headers: {error}")))?,
-            None => BTreeMap::new(),
+    /// Reads an entry by the contract. Fields the contract does not know are ignored. What is no message comes back
+    /// as it was.
+    pub(crate) fn from_entry(
+        source: &Arc<Source>,
+        mut entry: Entry,
+    ) -> Result<Self, (Entry, Malformed)> {
+        let (id, created_at) = match check(&entry) {
+            Ok(checked) => checked,
+            Err(malformed) => return Err((entry, malformed)),
         };
-        let payload = entry.field("payload").ok_or_else(|| missing("payload"))?;
+        // They were checked to be UTF-8.
+        let mut text = |name| {
+            entry
+                .take(name)
+                .and_then(|bytes| String::from_utf8(bytes).ok())
+        };
         Ok(Self {
             source: Arc::clone(source),
-            entry_id: entry.id.clone(),
-            id: id
-                .parse()
-                .map_err(|_| Malformed("field id is no number".to_owned()))?,
-            message_key,
-            ordering_key: optional(entry, "ordering_key")?,
-            event_type: optional(entry, "event_type")?,
-            created_at: OffsetDateTime::parse(&created_at, &Rfc3339)
-                .map_err(|error| Malformed(format!("field created_at: {error}")))?,
-            content_type: optional(entry, "content_type")?,
-            headers,
-            headers_text,
-            payload: payload.clone(),
+            id,
+            message_key: text("message_key").unwrap_or_default(),
+            ordering_key: text("ordering_key"),
+            event_type: text("event_type"),
+            created_at,
+            content_type: text("content_type"),
+            headers: Headers::new(text("headers")),
+            payload: entry.take("payload").unwrap_or_default().into(),
+            entry_id: entry.id,
+            place: entry.place,
             attempts_before: 0,
         })
     }
 }
 
-fn required(entry: &Entry, name: &'static str) -> Result<String, Malformed> {
+/// Whether an entry is a message. Returns what of it is no text: id and time of creation.
+fn check(entry: &Entry) -> Result<(i64, OffsetDateTime), Malformed> {
+    let id = required(entry, "id")?
+        .parse()
+        .map_err(|_| Malformed("field id is no number".to_owned()))?;
+    let message_key = required(entry, "message_key")?;
+    if message_key.is_empty() || message_key.len() > MESSAGE_KEY_BYTES_MAX {
+        return Err(Malformed(format!(
+            "field message_key has {} bytes",
+            message_key.len()
+        )));
+    }
+    optional(entry, "ordering_key")?;
+    optional(entry, "event_type")?;
+    let created_at = OffsetDateTime::parse(required(entry, "created_at")?, &Rfc3339)
+        .map_err(|error| Malformed(format!("field created_at: {error}")))?;
+    optional(entry, "content_type")?;
+    if let Some(text) = optional(entry, "headers")? {
+        headers::check(text).map_err(|error| Malformed(format!("field headers: {error}")))?;
+    }
+    entry.field("payload").ok_or_else(|| missing("payload"))?;
+    Ok((id, created_at))
+}
+
+fn required<'e>(entry: &'e Entry, name: &'static str) -> Result<&'e str, Malformed> {
     optional(entry, name)?.ok_or_else(|| missing(name))
 }
 
@@ -243,12 +269,12 @@ fn missing(name: &str) -> Malformed {
 }
 
 /// A text field. NUL is refused, since Postgres cannot store it.
-fn optional(entry: &Entry, name: &'static str) -> Result<Option<String>, Malformed> {
+fn optional<'e>(entry: &'e Entry, name: &'static str) -> Result<Option<&'e str>, Malformed> {
     let Some(bytes) = entry.field(name) else {
         return Ok(None);
     };
     match std::str::from_utf8(bytes) {
-        Ok(text) if !text.contains('\0') => Ok(Some(text.to_owned())),
+        Ok(text) if !text.contains('\0') => Ok(Some(text)),
         Ok(_) => Err(Malformed(format!("field {name} contains NUL"))),
         Err(_) => Err(Malformed(format!("field {name} is no UTF-8"))),
     }
@@ -266,17 +292,8 @@ mod tests {
         })
     }
 
-    fn entry(fields: &[(&str, &[u8])]) -> Entry {
-        let fields = fields.iter().map(|(name, value)| {
-            (
-                Bytes::copy_from_slice(name.as_bytes()),
-                Bytes::copy_from_slice(value),
-            )
-        });
-        Entry {
-            id: "5-0".to_owned(),
-            fields: fields.collect(),
-        }
+    fn read(fields: &[(&str, &[u8])]) -> Result<Message, (Entry, Malformed)> {
+        Message::from_entry(&source(), Entry::of("5-0", fields))
     }
 
     const WHOLE: [(&str, &[u8]); 8] = [
@@ -292,7 +309,7 @@ mod tests {
 
     #[test]
     fn every_field_of_the_contract_is_read() {
-        let message = Message::from_entry(&source(), &entry(&WHOLE)).unwrap();
+        let message = read(&WHOLE).unwrap();
         assert_eq!(message.id(), 42);
         assert_eq!(message.message_key(), "order-42-placed");
         assert_eq!(message.ordering_key(), Some("order-42"));
@@ -321,7 +338,7 @@ mod tests {
             .into_iter()
             .filter(|(name, _)| ["id", "message_key", "created_at", "payload"].contains(name))
             .collect();
-        let message = Message::from_entry(&source(), &entry(&needed)).unwrap();
+        let message = read(&needed).unwrap();
         assert_eq!(message.content_type(), "application/json");
         assert_eq!((message.ordering_key(), message.event_type()), (None, None));
         assert!(message.headers().is_empty());
@@ -364,7 +381,8 @@ mod tests {
                     }
                 })
                 .collect();
-            let Malformed(text) = Message::from_entry(&source(), &entry(&fields)).unwrap_err();
+            let (entry, Malformed(text)) = read(&fields).unwrap_err();
+            assert_eq!(entry, Entry::of("5-0", &fields));
             assert!(text.starts_with(reason), "{name}: {text}");
         }
     }

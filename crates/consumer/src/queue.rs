@@ -17,7 +17,12 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{message::Source, patience::Halt, queue::line::Line};
+use crate::{
+    entry::{Entry, Place},
+    message::Source,
+    patience::Halt,
+    queue::line::Line,
+};
 
 mod line;
 #[cfg(test)]
@@ -197,10 +202,11 @@ impl Queue {
         line.is_some_and(|line| std::mem::take(&mut line.refused))
     }
 
-    /// Whether an entry is in hand.
-    pub(crate) fn holds(&self, source: &Arc<Source>, id: &str) -> bool {
-        let mut lines = self.lines();
-        lines.line_of(source).is_some_and(|line| line.holds(id))
+    /// Leaves out the entries that are in hand.
+    pub(crate) fn leave_out_held(&self, source: &Arc<Source>, entries: &mut Vec<Entry>) {
+        if let Some(line) = self.lines().line_of(source) {
+            entries.retain(|entry| !line.holds(entry.place));
+        }
     }
 
     /// The ids of all entries in hand, by stream.
@@ -292,7 +298,7 @@ impl Queue {
 
     /// Takes back a batch: `unsettled` are its items that must run again, in their order; all others are settled.
     pub(crate) fn finish(&self, ticket: Ticket, unsettled: Vec<Item>) {
-        let settled = ticket.ids.len() - unsettled.len();
+        let settled = ticket.entries.len() - unsettled.len();
         let mut lines = self.lines();
         if settled > 0 {
             let settled = u32::try_from(settled).unwrap_or(u32::MAX);
@@ -317,8 +323,9 @@ impl Queue {
 #[derive(Debug)]
 pub(crate) struct Ticket {
     pub(crate) source: Arc<Source>,
-    ids: Vec<String>,
-    keys: Vec<String>,
+    entries: Vec<Place>,
+    /// Hashes.
+    keys: Vec<u64>,
     began: Instant,
 }
 

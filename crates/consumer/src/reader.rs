@@ -207,8 +207,8 @@ impl Reader {
                 let ours = read.remove(&source.stream).unwrap_or_default();
                 let progress = self.progress.get_mut(&source.stream);
                 let progress = progress.expect("a stream that is read has its progress");
-                let ids = ours.entries.into_iter().map(|entry| entry.id);
-                progress.first.extend(ids);
+                let ours = ours.entries.iter().map(|entry| entry.place);
+                progress.first.extend(ours);
                 progress.search.claim_all();
             }
         }
@@ -256,7 +256,7 @@ impl Reader {
     async fn deliver(
         &mut self,
         source: &Arc<Source>,
-        delivered: Delivered,
+        mut delivered: Delivered,
         delivery: Delivery,
     ) -> Result<usize, Trouble> {
         if !delivered.lost.is_empty() {
@@ -273,18 +273,18 @@ impl Reader {
         }
         let first = self.progress.get_mut(&source.stream).map(|p| &mut p.first);
         let first = first.expect("a stream that is read has its progress");
+        self.queue.leave_out_held(source, &mut delivered.entries);
         let items: Vec<Item> = delivered
             .entries
             .into_iter()
-            .filter(|entry| !self.queue.holds(source, &entry.id))
             .map(|entry| {
-                let delivery = match first.remove(&entry.id) {
+                let delivery = match first.remove(&entry.place) {
                     true => Delivery::First,
                     false => delivery,
                 };
-                match Message::from_entry(source, &entry) {
+                match Message::from_entry(source, entry) {
                     Ok(message) => Item::message(message, delivery),
-                    Err(malformed) => Item::malformed(entry, malformed, delivery),
+                    Err((entry, malformed)) => Item::malformed(entry, malformed, delivery),
                 }
             })
             .collect();

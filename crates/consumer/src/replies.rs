@@ -1,32 +1,15 @@
 //! The replies of Redis' stream commands, under either version of its protocol.
 
-use bytes::Bytes;
 use redis::Value;
 
 use crate::{
     decision::{Fault, Origin},
+    entry::{Entry, Place},
     trouble::Trouble,
 };
 
-/// A stream entry as Redis has it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
-    pub(crate) id: String,
-    pub(crate) fields: Vec<(Bytes, Bytes)>,
-}
-
-impl Entry {
-    /// The first field of that name.
-    pub(crate) fn field(&self, name: &str) -> Option<&Bytes> {
-        self.fields
-            .iter()
-            .find(|(field, _)| field == name.as_bytes())
-            .map(|(_, value)| value)
-    }
-}
-
 /// The entries of one stream, and the ids of those that are pending but no longer exist.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub(crate) struct Delivered {
     pub(crate) entries: Vec<Entry>,
     pub(crate) lost: Vec<String>,
@@ -93,37 +76,31 @@ fn delivered(entries: Value) -> Result<Delivered, Trouble> {
         Value::Array(entries) => entries,
         other => return Err(unexpected("a stream command", &other)),
     };
+    delivered.entries.reserve_exact(entries.len());
     for entry in entries {
         let (id, fields) = pair(entry)?;
         let id = text(id)?;
         match fields {
             Value::Nil => delivered.lost.push(id),
-            fields => delivered.entries.push(Entry {
-                id,
-                fields: field_list(fields)?,
-            }),
+            fields => delivered.entries.push(whole(id, fields)?),
         }
     }
     Ok(delivered)
 }
 
-fn field_list(fields: Value) -> Result<Vec<(Bytes, Bytes)>, Trouble> {
-    let pairs = match fields {
-        Value::Map(pairs) => pairs,
-        Value::Array(flat) => {
-            let mut pairs = Vec::with_capacity(flat.len() / 2);
-            let mut flat = flat.into_iter();
-            while let (Some(name), Some(value)) = (flat.next(), flat.next()) {
-                pairs.push((name, value));
-            }
-            pairs
-        }
+fn whole(id: String, fields: Value) -> Result<Entry, Trouble> {
+    let fields = match fields {
+        Value::Array(fields) => fields,
+        Value::Map(pairs) => pairs
+            .into_iter()
+            .flat_map(|(name, value)| [name, value])
+            .collect(),
         other => return Err(unexpected("a stream command", &other)),
     };
-    pairs
-        .into_iter()
-        .map(|(name, value)| Ok((bytes(name)?, bytes(value)?)))
-        .collect()
+    let place = Place::parse(&id);
+    place
+        .and_then(|place| Entry::new(id, place, fields))
+        .ok_or_else(|| unexpected("a stream command", &Value::Array(Vec::new())))
 }
 
 fn pair(value: Value) -> Result<(Value, Value), Trouble> {
@@ -136,19 +113,13 @@ fn pair(value: Value) -> Result<(Value, Value), Trouble> {
     }
 }
 
-fn bytes(value: Value) -> Result<Bytes, Trouble> {
-    match value {
-        Value::BulkString(bytes) => Ok(Bytes::from(bytes)),
-        Value::SimpleString(text) => Ok(Bytes::from(text)),
-        Value::VerbatimString { text, .. } => Ok(Bytes::from(text)),
-        Value::Okay => Ok(Bytes::from_static(b"OK")),
-        other => Err(unexpected("a stream command", &other)),
-    }
-}
-
 fn text(value: Value) -> Result<String, Trouble> {
-    let bytes = bytes(value)?;
-    String::from_utf8(bytes.into()).map_err(|_| unexpected("a stream command", &Value::Nil))
+    let text = match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
+        other => return Err(unexpected("a stream command", &other)),
+    };
+    text.ok_or_else(|| unexpected("a stream command", &Value::Nil))
 }
 
 fn unexpected(command: &str, value: &Value) -> Trouble {
@@ -196,7 +167,7 @@ mod tests {
             assert_eq!(streams.len(), 1);
             let (stream, delivered) = &streams[0];
             assert_eq!(stream, "s");
-            assert_eq!(delivered.entries[0].field("a").unwrap().as_ref(), b"1");
+            assert_eq!(delivered.entries[0].field("a"), Some(b"1".as_slice()));
             assert_eq!(delivered.lost, ["2-0"]);
         }
         assert!(read_group(Value::Nil).unwrap().is_empty());

@@ -12,6 +12,7 @@ use crate::{
     counters::{Count, Counters},
     dead_letters::SetAside,
     decision::{Decision, Fault},
+    entry::Entry,
     failures::Attempts,
     handler::Apply,
     inbox::Inbox,
@@ -19,7 +20,6 @@ use crate::{
     message::{Malformed, Source},
     patience::{Halt, Patience},
     queue::{Delivery, Item, Parcel, Queue},
-    replies::Entry,
     trouble::Trouble,
 };
 
@@ -117,7 +117,7 @@ impl<A: Apply> Worker<A> {
             "malformed entry set aside"
         );
         self.counters.add(&source.stream, Count::Dead, 1);
-        self.acknowledge(source, &[entry.id]).await
+        self.acknowledge(source, &[&entry.id]).await
     }
 
     /// First deliveries: one transaction for all. If a handler fails, it may be for what its batch mates
@@ -131,10 +131,7 @@ impl<A: Apply> Worker<A> {
             let applied = self.apply(&mut messages, false).await?;
             match applied {
                 Ok(()) => {
-                    let ids: Vec<String> = messages
-                        .iter()
-                        .map(|message| message.entry_id().to_owned())
-                        .collect();
+                    let ids: Vec<&str> = messages.iter().map(Message::entry_id).collect();
                     self.acknowledge(source, &ids).await?;
                     return Ok(Vec::new());
                 }
@@ -312,13 +309,13 @@ impl<A: Apply> Worker<A> {
     }
 
     async fn acknowledge_message(&self, message: &Message) -> Result<(), Halt> {
-        self.acknowledge(message.source(), &[message.entry_id().to_owned()])
+        self.acknowledge(message.source(), &[message.entry_id()])
             .await
     }
 
     /// Tells Redis that entries are settled. A crash before this delivers them again, to be found in the
     /// inbox. It goes on trying after the stop signal: what has run is acknowledged if the grace period allows.
-    async fn acknowledge(&self, source: &Source, ids: &[String]) -> Result<(), Halt> {
+    async fn acknowledge(&self, source: &Source, ids: &[&str]) -> Result<(), Halt> {
         let mut command = redis::cmd("XACK");
         command.arg(&source.stream).arg(&self.inbox.group).arg(ids);
         let mut backoff = self.patience.backoff();

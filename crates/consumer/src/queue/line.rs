@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashSet, VecDeque},
+    hash::BuildHasher as _,
     sync::Arc,
 };
 
@@ -10,8 +11,8 @@ use tokio::time::Instant;
 use super::Ticket;
 use crate::{
     Message,
+    entry::{Entry, Place},
     message::{Malformed, Source},
-    replies::Entry,
 };
 
 /// An entry that is to be settled.
@@ -52,10 +53,10 @@ pub(crate) struct Batch {
 pub(super) struct Line {
     pub(super) source: Arc<Source>,
     waiting: VecDeque<Item>,
-    /// Ids of all entries in hand, on a lane or waiting.
-    ids: HashSet<String>,
-    /// Ordering keys that are on a lane.
-    busy: HashSet<String>,
+    /// All entries in hand, on a lane or waiting.
+    in_hand: HashSet<Place>,
+    /// Ordering keys that are on a lane, by their hashes: two keys of one hash do no harm, they wait for each other.
+    busy: HashSet<u64>,
     running: usize,
     closed_at: Option<Instant>,
     pub(super) being_read: bool,
@@ -89,10 +90,10 @@ impl Item {
         }
     }
 
-    pub(crate) fn id(&self) -> &str {
+    pub(super) fn place(&self) -> Place {
         match &self.parcel {
-            Parcel::Message(message) => message.entry_id(),
-            Parcel::Malformed(entry, _) => &entry.id,
+            Parcel::Message(message) => message.place(),
+            Parcel::Malformed(entry, _) => entry.place,
         }
     }
 
@@ -107,9 +108,7 @@ impl Item {
     fn bytes(&self) -> usize {
         match &self.parcel {
             Parcel::Message(message) => message.payload().len(),
-            Parcel::Malformed(entry, _) => {
-                entry.fields.iter().map(|(n, v)| n.len() + v.len()).sum()
-            }
+            Parcel::Malformed(entry, _) => entry.fields().map(|(n, v)| n.len() + v.len()).sum(),
         }
     }
 
@@ -123,7 +122,7 @@ impl Line {
         Self {
             source,
             waiting: VecDeque::new(),
-            ids: HashSet::new(),
+            in_hand: HashSet::new(),
             busy: HashSet::new(),
             running: 0,
             closed_at: None,
@@ -139,7 +138,7 @@ impl Line {
             return;
         }
         for item in items {
-            if self.ids.insert(item.id().to_owned()) {
+            if self.in_hand.insert(item.place()) {
                 self.bytes += item.bytes();
                 self.waiting.push_back(item);
             }
@@ -155,15 +154,13 @@ impl Line {
         }
         let items = self.remove(&taken);
         self.running += items.len();
-        let keys: HashSet<String> = items
-            .iter()
-            .filter_map(|item| item.ordering_key().map(str::to_owned))
-            .collect();
-        self.busy.extend(keys.iter().cloned());
+        let keys = items.iter().filter_map(Item::ordering_key);
+        let keys: Vec<u64> = keys.map(|key| self.hash(key)).collect();
+        self.busy.extend(&keys);
         let ticket = Ticket {
             source: Arc::clone(&self.source),
-            ids: items.iter().map(|item| item.id().to_owned()).collect(),
-            keys: keys.into_iter().collect(),
+            entries: items.iter().map(Item::place).collect(),
+            keys,
             began: now,
         };
         Some(Batch { items, ticket })
@@ -178,7 +175,7 @@ impl Line {
                 break;
             }
             let key = item.ordering_key();
-            let must_wait = key.is_some_and(|key| self.busy.contains(key) || passed.contains(key));
+            let must_wait = key.is_some_and(|key| self.is_busy(key) || passed.contains(key));
             let alone = item.delivery != Delivery::First || item.is_malformed();
             if must_wait || !item.is_due(now) || (alone && !taken.is_empty()) {
                 passed.extend(key);
@@ -213,15 +210,15 @@ impl Line {
 
     /// Ends a batch. What is unsettled goes to the front: it came before everything that waits with its key.
     pub(super) fn take_back(&mut self, ticket: &Ticket, unsettled: Vec<Item>) {
-        self.running -= ticket.ids.len();
+        self.running -= ticket.entries.len();
         for key in &ticket.keys {
             self.busy.remove(key);
         }
-        for id in &ticket.ids {
-            self.ids.remove(id);
+        for place in &ticket.entries {
+            self.in_hand.remove(place);
         }
         for item in unsettled.into_iter().rev() {
-            self.ids.insert(item.id().to_owned());
+            self.in_hand.insert(item.place());
             self.waiting.push_front(item);
         }
         if self.closed_at.is_some() {
@@ -247,7 +244,7 @@ impl Line {
             let key = item.ordering_key();
             if !item.is_due(now) || key.is_some_and(|key| passed.contains(key)) {
                 passed.extend(key.map(str::to_owned));
-                self.ids.remove(item.id());
+                self.in_hand.remove(&item.place());
             } else {
                 self.waiting.push_back(item);
             }
@@ -256,7 +253,7 @@ impl Line {
 
     pub(super) fn clear(&mut self) {
         for item in self.waiting.drain(..) {
-            self.ids.remove(item.id());
+            self.in_hand.remove(&item.place());
         }
         self.bytes = 0;
     }
@@ -269,16 +266,24 @@ impl Line {
         self.closed_at.is_none() && self.lease_until.is_none_or(|until| now < until)
     }
 
-    pub(super) fn holds(&self, id: &str) -> bool {
-        self.ids.contains(id)
+    pub(super) fn holds(&self, place: Place) -> bool {
+        self.in_hand.contains(&place)
     }
 
     pub(super) fn ids(&self) -> Vec<String> {
-        self.ids.iter().cloned().collect()
+        self.in_hand.iter().map(Place::to_string).collect()
     }
 
     pub(super) fn in_hand(&self) -> usize {
-        self.ids.len()
+        self.in_hand.len()
+    }
+
+    fn hash(&self, key: &str) -> u64 {
+        self.busy.hasher().hash_one(key)
+    }
+
+    fn is_busy(&self, key: &str) -> bool {
+        !self.busy.is_empty() && self.busy.contains(&self.hash(key))
     }
 
     pub(super) fn waiting(&self) -> usize {
@@ -289,13 +294,15 @@ impl Line {
     /// one of them, since the others could do something else.
     pub(super) fn blocked(&self, lanes: usize, now: Instant) -> usize {
         let mut passed: HashSet<&str> = HashSet::new();
-        if lanes > 1 {
-            passed.extend(self.busy.iter().map(String::as_str));
-        }
+        let busy_counts = lanes > 1 && !self.busy.is_empty();
         let mut blocked = 0;
         for item in &self.waiting {
+            if item.is_due(now) && passed.is_empty() && !busy_counts {
+                continue;
+            }
             let key = item.ordering_key();
-            if !item.is_due(now) || key.is_some_and(|key| passed.contains(key)) {
+            let on_a_lane = |key| busy_counts && self.is_busy(key);
+            if !item.is_due(now) || key.is_some_and(|key| passed.contains(key) || on_a_lane(key)) {
                 blocked += 1;
                 passed.extend(key);
             }

@@ -1,11 +1,10 @@
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::{Message, replies::Entry};
+use crate::{Message, entry::Entry};
 
 fn source() -> Arc<Source> {
     Arc::new(Source {
@@ -16,22 +15,15 @@ fn source() -> Arc<Source> {
 }
 
 fn item(source: &Arc<Source>, id: &str, ordering_key: Option<&str>) -> Item {
-    let mut fields = vec![
-        ("id", "1"),
-        ("message_key", id),
-        ("created_at", "2026-02-03T04:05:06Z"),
-        ("payload", "{}"),
+    let mut fields: Vec<(&str, &[u8])> = vec![
+        ("id", b"1"),
+        ("message_key", id.as_bytes()),
+        ("created_at", b"2026-02-03T04:05:06Z"),
+        ("payload", b"{}"),
     ];
-    fields.extend(ordering_key.map(|key| ("ordering_key", key)));
-    let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
-    let entry = Entry {
-        id: id.to_owned(),
-        fields: fields.iter().map(|(n, v)| (bytes(n), bytes(v))).collect(),
-    };
-    Item::message(
-        Message::from_entry(source, &entry).unwrap(),
-        Delivery::First,
-    )
+    fields.extend(ordering_key.map(|key| ("ordering_key", key.as_bytes())));
+    let message = Message::from_entry(source, Entry::of(id, &fields)).unwrap();
+    Item::message(message, Delivery::First)
 }
 
 fn queue(batch: usize, lanes: usize) -> (Queue, Arc<Source>) {
@@ -50,7 +42,13 @@ fn take(queue: &Queue) -> Option<Batch> {
 }
 
 fn ids(batch: &Batch) -> Vec<&str> {
-    batch.items.iter().map(Item::id).collect()
+    fn id(parcel: &Parcel) -> &str {
+        match parcel {
+            Parcel::Message(message) => message.entry_id(),
+            Parcel::Malformed(entry, _) => &entry.id,
+        }
+    }
+    batch.items.iter().map(|item| id(&item.parcel)).collect()
 }
 
 #[test]
@@ -103,9 +101,13 @@ fn an_entry_in_hand_is_not_taken_in_again() {
     queue.add(&source, twice());
     let running = take(&queue).unwrap();
     queue.add(&source, twice());
-    assert!(queue.holds(&source, "1"));
+    let mut entries = ["1", "2", "3"].map(|id| Entry::of(id, &[])).to_vec();
+    queue.leave_out_held(&source, &mut entries);
+    assert_eq!(entries, [Entry::of("3", &[])]);
     queue.finish(running.ticket, Vec::new());
-    assert!(!queue.holds(&source, "1"));
+    let mut settled = vec![Entry::of("1", &[])];
+    queue.leave_out_held(&source, &mut settled);
+    assert_eq!(settled.len(), 1);
     assert_eq!(ids(&take(&queue).unwrap()), ["2"]);
     assert!(take(&queue).is_none());
 }

@@ -10,6 +10,7 @@ use super::{Reader, milliseconds};
 use crate::{
     counters::Count,
     decision::Fault,
+    entry::Place,
     message::Source,
     queue::Delivery,
     recovery::{Search, Step},
@@ -63,7 +64,7 @@ impl Reader {
                     .pop()
                     .map(|(_, delivered)| delivered)
                     .unwrap_or_default();
-                let last = last_id(&delivered).map(str::to_owned);
+                let last = last(&delivered).map(|place| place.to_string());
                 self.deliver(source, delivered, Delivery::Again).await?;
                 self.search_of(source)
                     .read_own(last.as_deref(), Instant::now());
@@ -145,34 +146,25 @@ impl Reader {
     }
 }
 
-/// The highest id of a read. Living and lost entries come in one order but are kept apart.
-fn last_id(delivered: &Delivered) -> Option<&str> {
-    let living = delivered.entries.last().map(|entry| entry.id.as_str());
-    let lost = delivered.lost.last().map(String::as_str);
-    living.into_iter().chain(lost).max_by_key(|id| id_parts(id))
-}
-
-fn id_parts(id: &str) -> (u64, u64) {
-    let (time, sequence) = id.split_once('-').unwrap_or((id, "0"));
-    (time.parse().unwrap_or(0), sequence.parse().unwrap_or(0))
+/// The highest place of a read. Living and lost entries come in one order but are kept apart.
+fn last(delivered: &Delivered) -> Option<Place> {
+    let living = delivered.entries.last().map(|entry| entry.place);
+    let lost = delivered.lost.last().and_then(|id| Place::parse(id));
+    living.max(lost)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replies::Entry;
+    use crate::entry::Entry;
 
     #[test]
-    fn the_last_id_is_compared_as_numbers() {
-        let entry = |id: &str| Entry {
-            id: id.to_owned(),
-            fields: Vec::new(),
-        };
+    fn the_last_place_may_be_that_of_a_lost_entry() {
         let delivered = Delivered {
-            entries: vec![entry("9-1"), entry("9-2")],
+            entries: vec![Entry::of("9-1", &[]), Entry::of("9-2", &[])],
             lost: vec!["10-0".to_owned()],
         };
-        assert_eq!(last_id(&delivered), Some("10-0"));
-        assert_eq!(last_id(&Delivered::default()), None);
+        assert_eq!(last(&delivered), Place::parse("10-0"));
+        assert_eq!(last(&Delivered::default()), None);
     }
 }

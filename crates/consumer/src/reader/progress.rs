@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use tracing::error;
 
 use super::Reader;
-use crate::{decision::Fault, message::Source, recovery::Search, trouble::Trouble};
+use crate::{decision::Fault, entry::Place, message::Source, recovery::Search, trouble::Trouble};
 
 /// How long a stream that refuses is left alone.
 const REFUSED_PAUSE: Duration = Duration::from_secs(3);
@@ -16,7 +16,7 @@ pub(super) struct Progress {
     pub(super) source: Arc<Source>,
     pub(super) search: Search,
     /// Read for the first time, but left in Redis because older entries had to be claimed first.
-    pub(super) first: HashSet<String>,
+    pub(super) first: HashSet<Place>,
     pub(super) refused_until: Option<Instant>,
     refusals: u64,
 }

@@ -18,13 +18,14 @@ use crate::{
     counters::Count,
     dead_letters::entry_json,
     decision::{Decision, Fault},
+    entry::Entry,
     handler::Watch,
     link::Link,
     message::{Malformed, Source},
     patience::{Halt, Patience},
     queries,
     reader::milliseconds,
-    replies::{Delivered, Entry},
+    replies::Delivered,
     trouble::Trouble,
 };
 
@@ -152,9 +153,11 @@ where
         }
         for entry in delivered.entries {
             self.patience.go_on()?;
-            match Message::from_entry(source, &entry) {
+            match Message::from_entry(source, entry) {
                 Ok(message) => self.handle(message).await?,
-                Err(malformed) => self.set_aside_malformed(source, &entry, &malformed).await?,
+                Err((entry, malformed)) => {
+                    self.set_aside_malformed(source, &entry, &malformed).await?;
+                }
             }
         }
         Ok(())
