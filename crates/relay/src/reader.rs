@@ -64,7 +64,7 @@ fn without_ids(listed: Vec<Listed>) -> Vec<Writer> {
 pub(crate) struct Reader {
     log: Log,
     writers: Statement,
-    first_row: Statement,
+    first_two: Statement,
     new_rows: Statement,
     page: Statement,
     page_with_snapshot: Statement,
@@ -89,8 +89,8 @@ impl Reader {
             writers: session
                 .prepare("prepare the list of writers", page_sql::WRITERS)
                 .await?,
-            first_row: session
-                .prepare("prepare reading", &page_sql::first_row())
+            first_two: session
+                .prepare("prepare reading", &page_sql::first_two())
                 .await?,
             new_rows: session
                 .prepare("prepare reading", &page_sql::new_rows())
@@ -174,7 +174,7 @@ impl Reader {
         self.trip_for(session, self.rows_now).await
     }
 
-    /// A trip for the first row alone, which is quick. It does not tell whether there is more.
+    /// A trip for the first row alone, which is quick.
     pub(crate) async fn trip_for_one(&mut self, session: &Session) -> Result<Page> {
         self.trip_for(session, 1).await
     }
@@ -202,7 +202,7 @@ impl Reader {
         self.accept(rows, rows_max)
     }
 
-    /// `R` and `Q`.
+    /// `R` and `Q`, and of `Q` one row more: without that, there is nothing to come back for.
     async fn read(
         &self,
         session: &Session,
@@ -210,7 +210,11 @@ impl Reader {
         rows_max: u32,
     ) -> Result<Vec<MessageRow>> {
         let late_rows = i64::from(rows_max);
-        let new_rows = if question.read_ahead { late_rows } else { 0 };
+        let new_rows = if question.read_ahead {
+            late_rows + 1
+        } else {
+            0
+        };
         let bytes_max = i64::from(self.bytes_max);
         let params: [&(dyn tokio_postgres::types::ToSql + Sync); 6] = [
             &question.high,
@@ -221,7 +225,7 @@ impl Reader {
             &late_rows,
         ];
         let (statement, params) = match (question.gaps_lo.is_empty(), question.left_to.is_empty()) {
-            (true, true) if new_rows == 1 => (&self.first_row, &params[..1]),
+            (true, true) if new_rows == 2 => (&self.first_two, &params[..1]),
             (true, true) => (&self.new_rows, &params[..3]),
             (false, true) => (&self.page, &params[..]),
             (_, false) => (&self.page_with_snapshot, &params[..]),
@@ -257,16 +261,16 @@ impl Reader {
                 pair[0].id()
             )));
         }
-        let ids: Vec<i64> = rows.iter().map(MessageRow::id).collect();
         let late = rows.iter().take_while(|row| row.late()).count();
-        let at_limit = |part: &[MessageRow]| {
-            part.len() >= rows_max as usize
-                || part
-                    .last()
-                    .is_some_and(|row| row.running_bytes() >= i64::from(self.bytes_max))
+        let rows_max = rows_max as usize;
+        let full = |part: &[MessageRow]| {
+            part.last()
+                .is_some_and(|row| row.running_bytes() >= i64::from(self.bytes_max))
         };
-        let late_cut = at_limit(&rows[..late]);
-        let more = late_cut || at_limit(&rows[late..]);
+        let late_cut = late >= rows_max || full(&rows[..late]);
+        let new_cut = rows.len() - late > rows_max || full(&rows[late..]);
+        rows.truncate(late + rows_max);
+        let ids: Vec<i64> = rows.iter().map(MessageRow::id).collect();
         let taken = self.log.accept(Answer {
             late: &ids[..late],
             late_cut,
@@ -278,7 +282,7 @@ impl Reader {
         Ok(Page {
             rows,
             dead: taken.dead,
-            more,
+            more: late_cut || new_cut,
             encoded: None,
         })
     }

@@ -53,14 +53,14 @@ pub(crate) mod page_sql {
                             THEN inserted END
                 FROM (SELECT pg_current_wal_flush_lsn() AS flushed, pg_current_wal_insert_lsn() AS inserted) AS log)";
 
-    /// `Q` of one row. For a lone message, Postgres spends more on setting up the running sum than on all else.
+    /// `Q` of two rows. For a lone message, Postgres spends more on setting up the running sum than on all else.
     const FIRST: &str = "
         SELECT false, id, topic, ordering_key, message_key, event_type, created_at, content_type, headers,
                payload, payload_binary, bytes, bytes::bigint, $UNFLUSHED
-        FROM outbox.messages AS m WHERE m.id > $1::bigint ORDER BY m.id LIMIT 1";
+        FROM outbox.messages AS m WHERE m.id > $1::bigint ORDER BY m.id LIMIT 2";
 
-    /// The first row of `Q`, for when there are no gaps.
-    pub(crate) fn first_row() -> String {
+    /// The first two rows of `Q`, for when there are no gaps.
+    pub(crate) fn first_two() -> String {
         FIRST.replace("$UNFLUSHED", UNFLUSHED)
     }
 

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Value};
+use redis::{Cmd, Script, Value};
 use uuid::Uuid;
 
 pub use address::RedisTls;
@@ -62,7 +62,7 @@ pub(crate) struct Publisher {
     gaps_key: String,
     /// What a page's transaction notes for its own end.
     note_key: String,
-    lone: String,
+    lone: Script,
     open: String,
     close: String,
     /// Drawn anew at each take-over: an epoch can come twice when both servers fall back.
@@ -104,7 +104,7 @@ impl Publisher {
             marker_key: keys.marker,
             gaps_key: keys.gaps,
             note_key: keys.note,
-            lone: without_comments(LONE_LUA),
+            lone: Script::new(LONE_LUA),
             open: without_comments(OPEN_LUA),
             close: without_comments(CLOSE_LUA),
             leadership: Uuid::nil(),

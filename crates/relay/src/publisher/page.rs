@@ -110,7 +110,8 @@ impl Publisher {
         let Some(add) = write.lone() else {
             return Ok(None);
         };
-        let mut script = script_call(&self.lone, [&self.marker_key, &write.entries.streams[0]]);
+        let mut script = self.lone.key(&self.marker_key);
+        script.key(&write.entries.streams[0]);
         let fields = write.marker_fields();
         script.arg(self.leadership.to_string()).arg(write.page);
         script.arg(fields.len()).arg(fields);
@@ -119,7 +120,7 @@ impl Publisher {
                 script.arg(argument);
             }
         }
-        match script.query_async(&mut self.connection).await {
+        match script.invoke_async(&mut self.connection).await {
             Ok(redis_ms) => Ok(redis_ms),
             Err(source) if matches!(redis_fault(&source), RedisFault::Reply(_)) => Ok(None),
             Err(source) => Err(failed(source)),

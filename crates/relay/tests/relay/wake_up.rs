@@ -81,6 +81,27 @@ async fn a_message_that_comes_alone_goes_by_one_script() {
 }
 
 #[tokio::test]
+async fn the_messages_of_one_transaction_all_arrive_after_its_notification() {
+    let outbox = Outbox::open().await;
+    let relay = outbox.leader(&RARELY).await;
+    let mut latencies = Vec::new();
+    for messages in 1..=7 {
+        sound_asleep(&outbox).await;
+        outbox.db.batch_execute("BEGIN").await.unwrap();
+        for n in 1..=messages {
+            insert(&outbox.db, &format!("{n} of {messages}")).await;
+        }
+        let begun = Instant::now();
+        outbox.db.batch_execute("COMMIT").await.unwrap();
+        outbox.arrives(&format!("{messages} of {messages}")).await;
+        latencies.push(begun.elapsed());
+    }
+    assert_woken(latencies);
+    outbox.published_exactly_once(TOPIC).await;
+    assert!(relay.exit_status().is_none());
+}
+
+#[tokio::test]
 async fn a_writer_that_saw_the_relay_awake_is_found_soon_although_nobody_notifies() {
     let outbox = Outbox::open().await;
     let mut listener = Listener::on(&outbox).await;
