@@ -9,14 +9,14 @@ use std::cell::Cell;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{OptionFuture, join3};
+use futures_util::future::{OptionFuture, join, join3};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use self::duties::CHECK_INTERVAL;
 use crate::caretaker::Caretaker;
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::health::Phase;
 use crate::janitor::purge_on_order;
 use crate::postgres::{Session, sql};
@@ -51,6 +51,8 @@ struct Leader<'c> {
     /// Pages since the relay last rested.
     unrested: u32,
     progress: Progress,
+    /// What was read beyond the page at hand.
+    next: Option<Page>,
     replay_until: i64,
     purge: watch::Sender<i64>,
     caretaker: Caretaker,
@@ -72,8 +74,8 @@ struct Leader<'c> {
 
 /// Leads until it is told to stop, or until the leadership is lost. `working` is set once it leads.
 ///
-/// Reads ahead by one page while a page is published. What was read ahead is dropped when publishing
-/// fails, and read again.
+/// Reads ahead by two pages while a page is published, and sends the first of them. What was read ahead is dropped when
+/// publishing fails, and read again.
 ///
 /// # Errors
 ///
@@ -106,6 +108,7 @@ pub(crate) async fn lead(
         lying: None,
         unrested: 0,
         progress,
+        next: None,
         replay_until,
         purge,
         caretaker: Caretaker::start(config),
@@ -144,12 +147,19 @@ pub(crate) async fn lead(
 impl Leader<'_> {
     /// One turn of the loop. `page` is what is to be published, and then what was read meanwhile.
     async fn turn(&mut self, page: &mut Page) -> Result<()> {
-        if self.is_paused(page).await? {
-            return self.stand_up().await;
+        if page.is_empty()
+            && let Some(next) = self.next.take()
+        {
+            *page = next;
         }
-        if self.caretaker.redis_is_full() {
-            self.stand_up().await?;
-            return self.wait_for_room().await;
+        if page.sent.is_none() {
+            if self.is_paused(page).await? {
+                return self.stand_up().await;
+            }
+            if self.caretaker.redis_is_full() {
+                self.stand_up().await?;
+                return self.wait_for_room().await;
+            }
         }
         if page.is_empty() && !page.more {
             // Sleep, or read again after a page that was not full.
@@ -179,11 +189,16 @@ impl Leader<'_> {
             self.reader.relax_rows();
             self.throttle_replay(rows).await?;
         }
+        if page.sent.is_some() {
+            // The marker is about to move on.
+            return Ok(());
+        }
         self.catch_up_blocked().await?;
         self.keep_books().await
     }
 
-    /// Publishes a page, and meanwhile reads the next one and encodes it, if there is more. Returns that.
+    /// Publishes a page. Meanwhile the next one is sent behind it, and the one after that is read, if there is more. Returns
+    /// the next one.
     ///
     /// A crash before Redis runs the page leaves it unpublished, and the next leader reads it again. A
     /// crash after it leaves the page and the marker, and the next leader goes on behind it.
@@ -192,12 +207,20 @@ impl Leader<'_> {
         let mut write = self.write_of(page, &newly_blocked).await?;
         let rise = self.reader.rise(&self.session);
         let read_on = page.more && !self.stop.is_cancelled();
+        let behind = match read_on && self.may_send_ahead(page) {
+            true => self.progress.cursor_behind(&write),
+            false => None,
+        };
+        let send = async |next: &mut Page| {
+            if let Some(cursor) = behind.filter(|_| !next.rows.is_empty()) {
+                let mut write = self.progress.write_behind(&cursor, next);
+                self.publisher.send_ahead(&mut write).await;
+                next.sent = Some(write);
+            }
+        };
+        let read = self.next.take();
         let ahead: OptionFuture<_> = read_on
-            .then_some(async {
-                let mut next = self.reader.trip(&self.session).await?;
-                self.progress.encode_ahead(&mut next);
-                Ok::<_, Error>(next)
-            })
+            .then(|| ahead(&mut self.reader, &self.session, read, send))
             .into();
         // With one page after another, producers need not notify. Few pages are not worth the statements: the relay
         // stays down.
@@ -223,7 +246,20 @@ impl Leader<'_> {
         };
         self.progress.passed(&write.step, redis_ms);
         self.config.health.published();
-        ahead.transpose()
+        let Some((next, read)) = ahead.transpose()? else {
+            return Ok(None);
+        };
+        self.next = read;
+        Ok(Some(next))
+    }
+
+    /// Whether the page after this one may be sent before the reply to this one. Not where the reply may tell that the
+    /// next page has to be another, nor where a duty is due, which finds the marker where the last reply left it.
+    fn may_send_ahead(&self, page: &Page) -> bool {
+        let replays = self.config.replay_rate.is_some()
+            && self.progress.place.cursor.high <= self.replay_until;
+        let free_until = self.next_duty().min(self.look_at);
+        page.rows.len() > 1 && !self.reader.is_limited() && !replays && Instant::now() < free_until
     }
 
     async fn write_of(
@@ -333,6 +369,27 @@ impl Leader<'_> {
         };
         self.session.speaking(wait).await
     }
+}
+
+/// The next page, and the one after it, if there is one. `read` is the next page where it was read before. Three are at work
+/// then: Redis publishes one, this process sends the second, Postgres reads the third.
+async fn ahead(
+    reader: &mut Reader,
+    session: &Session,
+    read: Option<Page>,
+    send: impl AsyncFnOnce(&mut Page),
+) -> Result<(Page, Option<Page>)> {
+    let mut next = match read {
+        Some(next) => next,
+        None => reader.trip(session).await?,
+    };
+    let after: OptionFuture<_> = next.more.then(|| reader.trip(session)).into();
+    let send = async {
+        tokio::task::yield_now().await; // Postgres is asked first
+        send(&mut next).await;
+    };
+    let (after, ()) = join(after, send).await;
+    Ok((next, after.transpose()?))
 }
 
 /// How long to wait after so many looks in vain.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use crate::error::Result;
 use crate::metric_names as names;
 use crate::postgres::{MessageRow, Session, sql};
-use crate::protocol::cursor::Step;
+use crate::protocol::cursor::{Cursor, Step};
 use crate::protocol::layout::{hold_name, partition, stream_name, streams_of};
 use crate::protocol::place::{Blocked, Place, Suspect};
 use crate::publisher::{Entries, PageWrite, Publisher, tail_from_ms};
@@ -17,6 +17,10 @@ use crate::reader::Page;
 
 /// Entries of one stream's tail that are compared with suspect rows, at the most.
 pub(crate) const TAIL_ENTRIES_MAX: usize = 1_000_000;
+
+/// With more ranges of gaps than these, no page is sent before the reply to the one before it: a copy of the cursor
+/// takes too long.
+const GAP_RANGES_COPIED_MAX: usize = 1_000;
 
 /// Changes of the gaps since the last checkpoint: first id to last id, or none when the range is gone.
 type GapChanges = BTreeMap<i64, Option<i64>>;
@@ -33,8 +37,6 @@ pub(crate) struct Progress {
     /// Messages that became dead letters and that the cursor has yet to pass.
     set_aside: HashSet<i64>,
     gap_changes: GapChanges,
-    /// How often the layout of a topic changed.
-    layout_changes: u64,
     /// The list of blocked streams changed since the last checkpoint.
     blocked_changed: bool,
     /// Page of the last checkpoint.
@@ -51,7 +53,6 @@ impl Progress {
             tails: HashMap::new(),
             set_aside: HashSet::new(),
             gap_changes: GapChanges::new(),
-            layout_changes: 0,
             blocked_changed: false,
             checkpointed: None,
         }
@@ -65,43 +66,34 @@ impl Progress {
         page: &mut Page,
         newly_blocked: &[(String, Option<Blocked>)],
     ) -> Result<PageWrite> {
-        let encoded = page
-            .encoded
-            .take()
-            .filter(|encoded| self.holds_for(encoded));
-        let entries = match encoded {
-            Some(encoded) => encoded.entries,
-            None => {
-                let skipped = self.standing(publisher, &page.rows).await?;
-                self.entries(&page.rows, &skipped, None)
-            }
-        };
-        let rows = page.rows.iter().map(|row| (row.id(), row.message_key()));
-        let step = self.place.cursor.step(rows, &page.dead);
-        Ok(PageWrite {
-            page: self.place.page,
-            entries,
-            gaps: self.place.cursor.gap_ranges_after(&step),
-            blocked: newly_blocked.to_vec(),
-            layouts: Vec::new(),
-            drop_suspect: self.suspect_ends_with(&step),
-            step,
-        })
-    }
-
-    /// Encodes a page ahead of its turn, so that Redis need not wait for that. Not while something is out of the
-    /// ordinary, which may have passed by then.
-    pub(crate) fn encode_ahead(&self, page: &mut Page) {
-        if self.is_ordinary() {
-            page.encoded = Some(Encoded {
-                entries: self.entries(&page.rows, &HashSet::new(), None),
-                layout_changes: self.layout_changes,
-            });
+        // One that was sent for another place does nothing when it arrives.
+        let sent = page.sent.take();
+        if let Some(sent) = sent.filter(|sent| self.is_ordinary() && sent.page == self.place.page) {
+            return Ok(sent);
         }
+        let skipped = self.standing(publisher, &page.rows).await?;
+        let entries = self.entries(&page.rows, &skipped, None);
+        let mut write = PageWrite::new(self.place.page, &self.place.cursor, entries, page);
+        write.blocked = newly_blocked.to_vec();
+        write.drop_suspect = self.suspect_ends_with(&write.step);
+        Ok(write)
     }
 
-    fn holds_for(&self, encoded: &Encoded) -> bool {
-        self.is_ordinary() && encoded.layout_changes == self.layout_changes
+    /// What publishes the page after one that is under way, if there is nothing out of the ordinary that may have
+    /// passed by then. `cursor` is the one behind that page.
+    pub(crate) fn write_behind(&self, cursor: &Cursor, page: &Page) -> PageWrite {
+        let entries = self.entries(&page.rows, &HashSet::new(), None);
+        PageWrite::new(self.place.page + 1, cursor, entries, page)
+    }
+
+    /// The cursor behind a page that is under way, if the next one may be sent before its reply.
+    pub(crate) fn cursor_behind(&self, under_way: &PageWrite) -> Option<Cursor> {
+        let few_gaps = self.place.cursor.gaps.len() <= GAP_RANGES_COPIED_MAX;
+        (few_gaps && self.is_ordinary()).then(|| {
+            let mut cursor = self.place.cursor.clone();
+            cursor.apply(&under_way.step);
+            cursor
+        })
     }
 
     /// Every row goes to its stream: none is held back, set aside, or may stand there already.
@@ -256,13 +248,6 @@ impl Progress {
         self.checkpointed = Some(self.place.page);
         Ok(())
     }
-}
-
-/// Entries that were encoded ahead, and what they rest on.
-#[derive(Debug)]
-pub(crate) struct Encoded {
-    entries: Entries,
-    layout_changes: u64,
 }
 
 /// A topic of one page: whether it is held, over how many streams it goes, and the index of each of them, or none

@@ -8,10 +8,10 @@ use tokio_postgres::{Row, Statement};
 
 use crate::error::{Error, Result};
 use crate::postgres::{MessageRow, Session, page_sql, sql};
-use crate::progress::Encoded;
 use crate::protocol::cursor::Cursor;
 use crate::protocol::log::{Answer, Limits, Listed, Log, Question, Writer};
 use crate::protocol::ranges::RangeSet;
+use crate::publisher::PageWrite;
 
 /// Ranges of gaps after which the relay stops reading ahead: about a hundred megabytes in all places.
 pub(crate) const GAP_RANGES_MAX: usize = 500_000;
@@ -30,8 +30,8 @@ pub(crate) struct Page {
     pub(crate) dead: RangeSet,
     /// A limit cut the page: there is more to read at once.
     pub(crate) more: bool,
-    /// Its entries, where they were encoded ahead.
-    pub(crate) encoded: Option<Encoded>,
+    /// What publishes it, where that was sent before the reply to the page before it.
+    pub(crate) sent: Option<PageWrite>,
 }
 
 impl Page {
@@ -125,6 +125,11 @@ impl Reader {
     /// Reads pages of at most `rows` from now on, and one at least.
     pub(crate) fn limit_rows(&mut self, rows: u32) {
         self.rows_now = rows.clamp(1, self.rows_max);
+    }
+
+    /// Whether pages have yet to grow back to the configured size.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.rows_now < self.rows_max
     }
 
     /// Lets pages grow back to the configured size.
@@ -283,7 +288,7 @@ impl Reader {
             rows,
             dead: taken.dead,
             more: late_cut || new_cut,
-            encoded: None,
+            sent: None,
         })
     }
 

@@ -31,6 +31,7 @@ impl Leader<'_> {
         }
         self.look_for_pause().await?;
         if self.paused {
+            self.next = None;
             if !page.is_empty() {
                 self.reader.restart(&self.progress.place.cursor);
             }

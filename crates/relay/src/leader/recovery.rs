@@ -84,6 +84,7 @@ impl Leader<'_> {
             more: true,
             ..Page::default()
         };
+        self.next = None;
         // What was waited for in vain counts: a socket that died without a word is noticed late.
         let waited = match &error {
             Error::Timeout { limit, .. } => *limit,

@@ -10,6 +10,7 @@ use crate::protocol::layout::{Layout, hold_name, stream_name};
 use crate::protocol::place::Blocked;
 use crate::protocol::ranges::RangeSet;
 use crate::publisher::{Entries, PageWrite, Published, Publisher};
+use crate::reader::Page;
 
 impl Progress {
     /// Holds a stream back at the cursor before the page.
@@ -122,7 +123,6 @@ impl Progress {
             .unwrap_or_default()
             .changed_to(partitions);
         self.place.layouts.insert(topic.to_owned(), layout.clone());
-        self.layout_changes += 1;
         self.blocked_changed = true;
         self.write_marker(publisher, Vec::new(), vec![(topic.to_owned(), layout)])
             .await
@@ -130,15 +130,8 @@ impl Progress {
 
     /// A page that leaves the global cursor where it is.
     fn without_step(&self) -> PageWrite {
-        PageWrite {
-            page: self.place.page,
-            entries: Entries::default(),
-            step: Step::default(),
-            gaps: self.place.cursor.gaps.len(),
-            blocked: Vec::new(),
-            layouts: Vec::new(),
-            drop_suspect: false,
-        }
+        let (entries, page) = (Entries::default(), Page::default());
+        PageWrite::new(self.place.page, &self.place.cursor, entries, &page)
     }
 
     /// A page without rows.

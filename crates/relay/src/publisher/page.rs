@@ -1,16 +1,21 @@
 //! One page as it goes out: its entries and the marker in one atomic step, and what the reply means.
 
+use std::fmt;
+use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use redis::{Arg, Cmd, ErrorKind, Pipeline, RedisError, Value};
+use futures_util::future::{BoxFuture, FutureExt, ready};
+use futures_util::poll;
+use redis::{Arg, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value};
 
 use super::{Entries, Publisher, marker, script_call};
 use crate::error::{Error, Result, redis_fault};
 use crate::metric_names as names;
-use crate::protocol::cursor::Step;
+use crate::protocol::cursor::{Cursor, Step};
 use crate::protocol::failure::{Meaning, RedisFault, ReplyCode, of_redis, of_stream};
 use crate::protocol::layout::Layout;
 use crate::protocol::place::Blocked;
+use crate::reader::Page;
 
 /// Largest message that goes by a script, in bytes: scripts copy what they are given.
 const LONE_BYTES_MAX: i64 = 16 * 1024;
@@ -52,9 +57,36 @@ pub(crate) struct PageWrite {
     pub(crate) layouts: Vec<(String, Layout)>,
     /// No row is suspect any longer.
     pub(crate) drop_suspect: bool,
+    /// Its reply, once it has been sent ahead.
+    reply: Option<Reply>,
+}
+
+/// The reply to a page that has been sent.
+struct Reply(BoxFuture<'static, RedisResult<Vec<Value>>>);
+
+impl fmt::Debug for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reply")
+    }
 }
 
 impl PageWrite {
+    /// What adds the entries and moves the cursor from where it is behind the rows of a page and the gaps that died.
+    pub(crate) fn new(number: i64, cursor: &Cursor, entries: Entries, page: &Page) -> Self {
+        let rows = page.rows.iter().map(|row| (row.id(), row.message_key()));
+        let step = cursor.step(rows, &page.dead);
+        PageWrite {
+            page: number,
+            entries,
+            gaps: cursor.gap_ranges_after(&step),
+            step,
+            blocked: Vec::new(),
+            layouts: Vec::new(),
+            drop_suspect: false,
+            reply: None,
+        }
+    }
+
     /// The entry of a page that is this one small message and moves `high`, and changes nothing else.
     fn lone(&self) -> Option<&Cmd> {
         let [add] = self.entries.adds.as_slice() else {
@@ -88,11 +120,17 @@ impl Publisher {
     ///
     /// [`Error::Moved`] when the marker has another leadership or page; [`Error::Redis`] when Redis refuses the
     /// whole page or the reply does not come, in which case the page may be published or not.
-    pub(crate) async fn publish(&mut self, write: &mut PageWrite) -> Result<Published> {
+    pub(crate) async fn publish(&self, write: &mut PageWrite) -> Result<Published> {
         let handed_over = Instant::now();
-        let published = match self.publish_lone(write).await? {
-            Some(redis_ms) => Published::Done { redis_ms },
-            None => self.publish_together(write).await?,
+        let published = match write.reply.take() {
+            Some(Reply(reply)) => of_reply(write, reply.await)?,
+            None => match self.publish_lone(write).await? {
+                Some(redis_ms) => Published::Done { redis_ms },
+                None => {
+                    let reply = self.transaction(write).await;
+                    of_reply(write, reply)?
+                }
+            },
         };
         if matches!(published, Published::Done { .. }) {
             count(write, handed_over.elapsed());
@@ -102,11 +140,25 @@ impl Publisher {
         Ok(published)
     }
 
+    /// Sends a page before the reply to the one before it, so that Redis does not pause between them: it carries them out
+    /// in the order in which they were sent. Where it did not publish the first, the second finds another page in the
+    /// marker and takes its entries back, as one does that comes late.
+    ///
+    /// When this returns, whatever is sent later comes later.
+    pub(crate) async fn send_ahead(&self, write: &mut PageWrite) {
+        let mut reply = self.transaction(write).boxed();
+        // The first poll hands the request to the connection.
+        if let Poll::Ready(reply_now) = poll!(&mut reply) {
+            reply = ready(reply_now).boxed();
+        }
+        write.reply = Some(Reply(reply));
+    }
+
     /// Publishes a page that is one small message and no more, by one script, which takes Redis half the time of a
     /// transaction. Returns Redis' clock.
     ///
     /// None where the page is another, or where nothing was done: the transaction then finds out why.
-    async fn publish_lone(&mut self, write: &PageWrite) -> Result<Option<i64>> {
+    async fn publish_lone(&self, write: &PageWrite) -> Result<Option<i64>> {
         let Some(add) = write.lone() else {
             return Ok(None);
         };
@@ -120,77 +172,26 @@ impl Publisher {
                 script.arg(argument);
             }
         }
-        match script.invoke_async(&mut self.connection).await {
+        match script.invoke_async(&mut self.connection.clone()).await {
             Ok(redis_ms) => Ok(redis_ms),
             Err(source) if matches!(redis_fault(&source), RedisFault::Reply(_)) => Ok(None),
             Err(source) => Err(failed(source)),
         }
     }
 
-    /// Publishes a page by a transaction of Redis.
+    /// A page as a transaction of Redis: `open.lua`, the entries, `close.lua`.
     ///
     /// It runs as a whole or not at all, and its effects reach replicas and the append-only file as one. So after a
     /// crash of either side the page and the marker are both there or both missing, and a reply that was lost is
     /// found out by reading the marker. What a transaction does not do is roll back: its last command, `close.lua`,
     /// compares the marker and what was added, and takes entries back.
-    async fn publish_together(&mut self, write: &mut PageWrite) -> Result<Published> {
-        let transaction = self.transaction(write);
-        let mut replies: Vec<Value> = match transaction.query_async(&mut self.connection).await {
-            Ok(replies) => replies,
-            Err(source) => return not_run(write, source),
-        };
-        let verdict = match replies.pop() {
-            // What failed before says why.
-            Some(Value::ServerError(error)) => {
-                let mut errors = replies.into_iter().filter_map(|reply| match reply {
-                    Value::ServerError(error) => Some(error),
-                    _ => None,
-                });
-                return Err(failed(errors.next().unwrap_or(error).into()));
-            }
-            verdict => verdict.unwrap_or(Value::Nil),
-        };
-        let verdict: Vec<String> = redis::from_redis_value(verdict)
-            .map_err(|error| Error::Invariant(format!("the verdict on a page: {error}")))?;
-        match verdict
-            .iter()
-            .map(String::as_str)
-            .collect::<Vec<_>>()
-            .as_slice()
-        {
-            ["published", redis_ms] => {
-                let redis_ms = redis_ms
-                    .parse()
-                    .map_err(|_| Error::Invariant(format!("Redis' clock is {redis_ms}")))?;
-                Ok(Published::Done { redis_ms })
-            }
-            ["moved", epoch, page] => Err(Error::Moved {
-                epoch: (*epoch).to_owned(),
-                page: (*page).to_owned(),
-            }),
-            ["refused"] => {
-                let error =
-                    replies
-                        .into_iter()
-                        .enumerate()
-                        .find_map(|(command, reply)| match reply {
-                            Value::ServerError(error) => Some((command, error)),
-                            _ => None,
-                        });
-                let (command, error) = error.ok_or_else(|| {
-                    Error::Invariant("a page was taken back without an error".into())
-                })?;
-                refused(write, command, error.into())
-            }
-            other => Err(Error::Invariant(format!(
-                "the verdict on a page is {other:?}"
-            ))),
-        }
-    }
-
-    /// `open.lua`, the entries, `close.lua`. The scripts go as text and not by their hash: one that Redis has
-    /// forgotten would fail in the middle of the transaction and leave the rest of it.
-    fn transaction(&self, write: &mut PageWrite) -> Pipeline {
+    ///
+    /// The scripts go as text and not by their hash: one that Redis has forgotten would fail in the middle of the
+    /// transaction and leave the rest of it.
+    fn transaction(
+        &self,
+        write: &mut PageWrite,
+    ) -> impl Future<Output = RedisResult<Vec<Value>>> + Send + use<> {
         let adds = std::mem::take(&mut write.entries.adds);
         let mut transaction = Pipeline::with_capacity(adds.len() + 2);
         transaction.atomic().ignore_errors();
@@ -202,7 +203,8 @@ impl Publisher {
             transaction.add_command(add);
         }
         transaction.add_command(self.close_call(write));
-        transaction
+        let mut connection = self.connection.clone();
+        async move { transaction.query_async(&mut connection).await }
     }
 
     fn close_call(&self, write: &PageWrite) -> Cmd {
@@ -241,6 +243,59 @@ impl Publisher {
             script.arg(lo).arg(hi);
         }
         script
+    }
+}
+
+/// What the reply to a page's transaction means.
+fn of_reply(write: &PageWrite, reply: RedisResult<Vec<Value>>) -> Result<Published> {
+    let mut replies = match reply {
+        Ok(replies) => replies,
+        Err(source) => return not_run(write, source),
+    };
+    let verdict = match replies.pop() {
+        // What failed before says why.
+        Some(Value::ServerError(error)) => {
+            let mut errors = replies.into_iter().filter_map(|reply| match reply {
+                Value::ServerError(error) => Some(error),
+                _ => None,
+            });
+            return Err(failed(errors.next().unwrap_or(error).into()));
+        }
+        verdict => verdict.unwrap_or(Value::Nil),
+    };
+    let verdict: Vec<String> = redis::from_redis_value(verdict)
+        .map_err(|error| Error::Invariant(format!("the verdict on a page: {error}")))?;
+    match verdict
+        .iter()
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .as_slice()
+    {
+        ["published", redis_ms] => {
+            let redis_ms = redis_ms
+                .parse()
+                .map_err(|_| Error::Invariant(format!("Redis' clock is {redis_ms}")))?;
+            Ok(Published::Done { redis_ms })
+        }
+        ["moved", epoch, page] => Err(Error::Moved {
+            epoch: (*epoch).to_owned(),
+            page: (*page).to_owned(),
+        }),
+        ["refused"] => {
+            let error = replies
+                .into_iter()
+                .enumerate()
+                .find_map(|(command, reply)| match reply {
+                    Value::ServerError(error) => Some((command, error)),
+                    _ => None,
+                });
+            let (command, error) = error
+                .ok_or_else(|| Error::Invariant("a page was taken back without an error".into()))?;
+            refused(write, command, error.into())
+        }
+        other => Err(Error::Invariant(format!(
+            "the verdict on a page is {other:?}"
+        ))),
     }
 }
 

@@ -5,6 +5,7 @@
     reason = "the helpers of a test fail like the test"
 )]
 
+mod ahead;
 mod bad_input;
 mod client_certificates;
 mod commands;

@@ -1,0 +1,225 @@
+//! A page is sent before the reply to the one before it. Whatever becomes of either, each message stands in its stream
+//! once, and each ordering key in its order.
+
+use std::time::Duration;
+
+use outbox_testkit::{Direction, Hold, Process, Proxy, RelayStep as Step, eventually};
+
+use crate::pair::{DEADLINE, Pair};
+
+/// A backlog of several pages, and a page.
+const BACKLOG: i64 = 2_400;
+const PAGE_ROWS: usize = 300;
+
+/// A page that is sent ahead has run within this time, unless a duty of the leader kept it from being sent.
+const SENT_WITHIN: Duration = Duration::from_secs(3);
+const TRIES: u32 = 5;
+
+/// A relay that leads and has published one message of each topic: Redis has all scripts then, and each page is sent once.
+async fn leading_via(pair: &Pair, redis: &Proxy) -> Process {
+    let relay = pair
+        .relay_via(pair.postgres.port(), redis.port())
+        .args(["--page-rows", &PAGE_ROWS.to_string()])
+        .spawn()
+        .unwrap();
+    pair.leads(&relay).await;
+    for topic in ["orders", "audit"] {
+        pair.write(topic, &format!("first of {topic}"), 1).await;
+        pair.all_published(DEADLINE).await;
+    }
+    relay
+}
+
+/// Writes a backlog and holds the replies of Redis from a page on, until the one behind it has run as well. The first page
+/// after a notification is one message.
+async fn two_pages_under_way(pair: &Pair, redis: &Proxy) -> Hold {
+    for attempt in 1..=TRIES {
+        let before = pair.count("orders").await;
+        let hold = redis.hold(Step::PageRun.matcher().nth(2), Step::PageRun.direction());
+        pair.write("orders", &format!("try-{attempt}"), BACKLOG)
+            .await;
+        hold.reached().await.unwrap();
+        let run = before + 1 + 2 * PAGE_ROWS;
+        let both = eventually(SENT_WITHIN, "both pages", || async {
+            match pair.count("orders").await {
+                count if count == run => Ok(()),
+                count => Err(count),
+            }
+        });
+        if both.await.is_ok() {
+            return hold;
+        }
+        hold.release();
+        pair.all_published(DEADLINE).await;
+    }
+    panic!("no page was sent before the reply to the one before it");
+}
+
+#[tokio::test]
+async fn two_pages_are_under_way_at_a_time() {
+    let pair = Pair::start().await;
+    let redis = Proxy::start(pair.redis.port()).await.unwrap();
+    let relay = leading_via(&pair, &redis).await;
+    let hold = two_pages_under_way(&pair, &redis).await;
+    hold.release();
+    pair.assert_exactly_once_after(&relay).await;
+}
+
+#[tokio::test]
+async fn killed_when_two_pages_have_run_loses_and_doubles_nothing() {
+    let pair = Pair::start().await;
+    let redis = Proxy::start(pair.redis.port()).await.unwrap();
+    let first = leading_via(&pair, &redis).await;
+    let hold = two_pages_under_way(&pair, &redis).await;
+    first.kill9();
+    hold.drop_it();
+    let second = pair.relay().spawn().unwrap();
+    pair.assert_exactly_once_after(&second).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_is_lost_when_two_pages_have_run_loses_and_doubles_nothing() {
+    let pair = Pair::start().await;
+    let redis = Proxy::start(pair.redis.port()).await.unwrap();
+    let relay = leading_via(&pair, &redis).await;
+    let hold = two_pages_under_way(&pair, &redis).await;
+    redis.reset_all().await.unwrap();
+    hold.drop_it();
+    pair.assert_exactly_once_after(&relay).await;
+}
+
+#[tokio::test]
+async fn a_page_behind_another_that_arrives_after_the_relays_death_does_nothing() {
+    for page in 2..=4 {
+        let pair = Pair::start().await;
+        let redis = Proxy::start(pair.redis.port()).await.unwrap();
+        let first = leading_via(&pair, &redis).await;
+        let hold = redis.hold(Step::PageSent.matcher().nth(page), Direction::Request);
+        pair.write("orders", "orders", BACKLOG).await;
+        hold.reached().await.unwrap();
+        first.kill9();
+        let second = pair.relay().spawn().unwrap();
+        pair.all_published(DEADLINE).await;
+        hold.release();
+        eventually(DEADLINE, "the dead relay's connections to end", || async {
+            redis.connections() == 0
+        })
+        .await
+        .unwrap();
+        pair.assert_exactly_once_after(&second).await;
+    }
+}
+
+/// Writes messages in one transaction: those of the second page are of both topics in turn, all others of one.
+async fn write_both(pair: &Pair, prefix: &str) {
+    let sql = "INSERT INTO outbox.messages (topic, message_key, ordering_key, payload)
+        SELECT CASE WHEN n BETWEEN 2 AND 299 AND n % 2 = 0 THEN 'audit' ELSE 'orders' END,
+               $1 || '-' || n, 'k' || n % 8, '{}'
+        FROM generate_series(1, $2::bigint) AS n";
+    pair.sql.execute(sql, &[&prefix, &BACKLOG]).await.unwrap();
+}
+
+/// Messages of one topic among them.
+const ORDERS: usize = 2_251;
+
+/// Waits until the relay has read and sent what it may, and waits for Redis.
+async fn waits_for_redis(pair: &Pair) {
+    let sql = "SELECT FROM pg_stat_activity
+        WHERE datname = current_database() AND state = 'idle' AND query LIKE '%FROM outbox.messages AS m%'
+          AND clock_timestamp() - state_change > interval '50 ms'";
+    eventually(DEADLINE, "the relay to wait", || async {
+        match pair.sql.query_opt(sql, &[]).await.unwrap() {
+            Some(_) => Ok(()),
+            None => Err("it reads"),
+        }
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn a_stream_that_refuses_a_page_gets_it_before_the_page_behind_it() {
+    let pair = Pair::start().await;
+    let redis = Proxy::start(pair.redis.port()).await.unwrap();
+    let relay = leading_via(&pair, &redis).await;
+    for round in 1..=3 {
+        let told = lines(&relay, "a stream refuses entries");
+        let hold = redis.hold(Step::PageSent.matcher().nth(2), Direction::Request);
+        write_both(&pair, &format!("round-{round}")).await;
+        hold.reached().await.unwrap();
+        waits_for_redis(&pair).await;
+        command(&pair, "RENAME outbox:audit aside").await;
+        command(&pair, "SET outbox:audit no-stream").await;
+        hold.release();
+        pair.reaches("orders", 1 + round * ORDERS, DEADLINE).await;
+        assert!(lines(&relay, "a stream refuses entries") > told);
+        command(&pair, "RENAME aside outbox:audit").await;
+        pair.all_published(DEADLINE).await;
+    }
+    pair.assert_exactly_once_after(&relay).await;
+}
+
+#[tokio::test]
+async fn pages_that_a_full_redis_refuses_come_once_and_in_order_when_it_has_room() {
+    let pair = Pair::start().await;
+    let redis = Proxy::start(pair.redis.port()).await.unwrap();
+    let relay = leading_via(&pair, &redis).await;
+    for round in 0..4 {
+        let told = lines(&relay, "is interrupted");
+        // Room for a page or two.
+        let limit = used_memory(&pair).await + 100_000;
+        command(&pair, &format!("CONFIG SET maxmemory {limit}")).await;
+        write_both(&pair, &format!("round-{round}")).await;
+        eventually(DEADLINE, "a page to be refused", || async {
+            lines(&relay, "is interrupted") > told
+        })
+        .await
+        .unwrap();
+        command(&pair, "CONFIG SET maxmemory 0").await;
+        pair.all_published(DEADLINE).await;
+    }
+    pair.assert_exactly_once_after(&relay).await;
+}
+
+/// How many lines of its log have this text.
+fn lines(relay: &Process, text: &str) -> usize {
+    let lines = relay.lines();
+    lines.iter().filter(|line| line.contains(text)).count()
+}
+
+async fn command(pair: &Pair, line: &str) {
+    let mut words = line.split(' ');
+    let mut command = redis::cmd(words.next().unwrap());
+    command.arg(words.collect::<Vec<_>>());
+    let mut redis = pair.redis.connect().await.unwrap();
+    command.exec_async(&mut redis).await.unwrap();
+}
+
+async fn used_memory(pair: &Pair) -> u64 {
+    let mut redis = pair.redis.connect().await.unwrap();
+    let mut info = redis::cmd("INFO");
+    let info: String = info.arg("memory").query_async(&mut redis).await.unwrap();
+    let used = info
+        .lines()
+        .find_map(|line| line.strip_prefix("used_memory:"));
+    used.unwrap().trim().parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_backlog_with_ids_that_were_never_committed_comes_once_and_in_order() {
+    let pair = Pair::start().await;
+    // Gaps of one id in each page, before the relay is there.
+    let sql = "INSERT INTO outbox.messages (topic, message_key, ordering_key, payload)
+        SELECT 'orders', $1 || '-' || n, 'k' || n % 8, '{}' FROM generate_series(1, 97) AS n";
+    for part in 0..25 {
+        let prefix = format!("part-{part}");
+        pair.sql.execute(sql, &[&prefix]).await.unwrap();
+        pair.sql
+            .batch_execute("SELECT nextval('outbox.messages_id_seq')")
+            .await
+            .unwrap();
+    }
+    let redis = Proxy::start(pair.redis.port()).await.unwrap();
+    let relay = leading_via(&pair, &redis).await;
+    pair.assert_exactly_once_after(&relay).await;
+}
