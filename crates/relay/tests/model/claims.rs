@@ -29,6 +29,7 @@ pub(crate) const RESTED: &str = "all ids are drawn and the relay has nothing lef
 pub(crate) const LEFT_OUT: &str = "a gap is left to a long transaction";
 pub(crate) const TWICE: &str = "an answer does not count and is asked for again";
 pub(crate) const AHEAD: &str = "a page is read while another is published";
+pub(crate) const BEHIND: &str = "a page is sent before the reply to another";
 
 /// All claims.
 pub(crate) fn all() -> Vec<Property<Outbox>> {
@@ -88,8 +89,12 @@ pub(crate) fn all() -> Vec<Property<Outbox>> {
             let Relay::Leading(leader) = &state.relay else {
                 return false;
             };
-            leader.sent.is_some() && leader.trip != Trip::Home
+            !leader.sent.is_empty() && leader.trip != Trip::Home
         }),
+        Property::sometimes(
+            BEHIND,
+            |_, state: &State| matches!(&state.relay, Relay::Leading(leader) if leader.sent.len() > 1),
+        ),
     ]
 }
 
@@ -142,7 +147,7 @@ fn gets_there(model: &Outbox, state: &State) -> bool {
             Relay::Down => Step::TakeOver,
             Relay::Taking(_) => Step::Arrive,
             Relay::Taken(_) => Step::WriteCheckpoint,
-            Relay::Leading(leader) if leader.sent.is_some() => Step::Arrive,
+            Relay::Leading(leader) if !leader.sent.is_empty() => Step::Arrive,
             Relay::Leading(_) if !model.owns_marker(&state) => Step::NoticeMarker,
             Relay::Leading(leader) if leader.log.needs_writers() && leader.trip == Trip::Home => {
                 Step::ListWriters

@@ -53,7 +53,7 @@ pub(crate) enum Step {
     RollBack(usize),
     RollBackToSavepoint(usize),
     TakeOver,
-    /// The script of the leader arrives, and so does the reply.
+    /// The first script of the leader arrives, and so does the reply.
     Arrive,
     /// A script of an earlier leadership arrives.
     ArriveLate(usize),
@@ -134,7 +134,7 @@ impl Outbox {
             Relay::Taking(_) => steps.push(Step::Arrive),
             Relay::Taken(_) => steps.push(Step::WriteCheckpoint),
             Relay::Leading(leader) => {
-                if leader.sent.is_some() {
+                if !leader.sent.is_empty() {
                     steps.push(Step::Arrive);
                 } else if !self.owns_marker(state) {
                     steps.push(Step::NoticeMarker);
@@ -190,12 +190,15 @@ impl Outbox {
         state.redis.position().is_some_and(own)
     }
 
-    /// The relay is gone; its script may be on its way.
+    /// The relay is gone; its scripts may be on their way.
     fn end_relay(&self, state: &mut State) {
-        let script = std::mem::replace(&mut state.relay, Relay::Down).sent();
-        if let Some(script) = script.filter(|_| state.late.len() < self.size.late_scripts) {
-            state.late.push(script);
-        }
+        let scripts = std::mem::replace(&mut state.relay, Relay::Down).sent();
+        self.leave(state, scripts);
+    }
+
+    fn leave(&self, state: &mut State, scripts: impl IntoIterator<Item = Script>) {
+        state.late.extend(scripts);
+        state.late.truncate(self.size.late_scripts);
     }
 
     fn step(&self, state: &mut State, step: Step) {
@@ -233,10 +236,13 @@ impl Outbox {
                 }
             }
             Step::Arrive => {
-                if let Some(script) = state.relay.sent() {
-                    let done = redis.run(&script, self.wrong);
+                if let Some((script, behind)) = state.relay.sent().split_first() {
+                    let done = redis.run(script, self.wrong);
                     let relay = std::mem::replace(&mut state.relay, Relay::Down);
                     state.relay = relay.receive(done, redis);
+                    if !done {
+                        self.leave(state, behind.iter().cloned());
+                    }
                 }
             }
             Step::ArriveLate(at) => {

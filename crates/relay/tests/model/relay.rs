@@ -1,6 +1,8 @@
 //! The relay: what `takeover.rs`, `reader.rs`, `progress.rs` and `leader.rs` do around the functions of the
 //! protocol, cut into the steps between which others may act.
 
+use std::collections::VecDeque;
+
 use outbox_relay::protocol::cursor::Cursor;
 use outbox_relay::protocol::layout::streams_of;
 use outbox_relay::protocol::log::{Answer, Listed, Log, Question};
@@ -40,8 +42,8 @@ pub(crate) struct Leader {
     pub(crate) suspect: Option<Suspect>,
     pub(crate) log: Log,
     pub(crate) trip: Trip,
-    /// The page that is under way.
-    pub(crate) sent: Option<PageScript>,
+    /// The pages that are under way, the first to be run first.
+    pub(crate) sent: VecDeque<PageScript>,
     /// The page that was read meanwhile.
     ahead: Option<Page>,
     checkpointed: i64,
@@ -150,12 +152,15 @@ fn anchored(postgres: &Postgres, mut cursor: Cursor) -> Cursor {
 }
 
 impl Relay {
-    /// The script that is under way.
-    pub(crate) fn sent(&self) -> Option<Script> {
+    /// The scripts that are under way.
+    pub(crate) fn sent(&self) -> Vec<Script> {
         match self {
-            Relay::Taking(take) => Some(Script::Take(take.clone())),
-            Relay::Leading(leader) => leader.sent.clone().map(|p| Script::Page(Box::new(p))),
-            Relay::Down | Relay::Taken(_) | Relay::Refused => None,
+            Relay::Taking(take) => vec![Script::Take(take.clone())],
+            Relay::Leading(leader) => {
+                let pages = leader.sent.iter().cloned();
+                pages.map(|page| Script::Page(Box::new(page))).collect()
+            }
+            Relay::Down | Relay::Taken(_) | Relay::Refused => Vec::new(),
         }
     }
 
@@ -206,7 +211,7 @@ impl Leader {
             place: take.place,
             suspect: take.suspect,
             trip: Trip::Home,
-            sent: None,
+            sent: VecDeque::new(),
             ahead: None,
             listed: Vec::new(),
         }
@@ -216,14 +221,14 @@ impl Leader {
         self.checkpointed != self.place.page
     }
 
-    /// Whether a page may be read now: one ahead of the page that is under way.
+    /// Whether a page may be read now: one ahead of those that are under way.
     pub(crate) fn may_read(&self, size: &Size) -> bool {
-        self.ahead.is_none() && (self.sent.is_none() || size.reads_ahead)
+        self.ahead.is_none() && (self.sent.is_empty() || size.reads_ahead)
     }
 
     /// Whether nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
-        self.sent.is_none() && self.ahead.is_none() && self.trip == Trip::Home
+        self.sent.is_empty() && self.ahead.is_none() && self.trip == Trip::Home
     }
 
     /// Begins a trip that needs `L`.
@@ -312,18 +317,23 @@ impl Leader {
         self.send(redis);
     }
 
-    /// `Progress::publish` up to the script.
+    /// `Progress::write_of`, and `write_behind` where a page is under way already.
     fn send(&mut self, redis: &Redis) {
-        if self.sent.is_some() {
+        let ordinary = self.suspect.is_none();
+        if self.sent.len() > usize::from(ordinary) {
             return;
         }
         let Some(page) = self.ahead.take() else {
             return;
         };
+        let mut cursor = self.place.cursor.clone();
+        for before in &self.sent {
+            cursor.apply(&before.step);
+        }
         let keys: Vec<String> = page.rows.iter().map(Message::message_key).collect();
         let rows = page.rows.iter().map(|row| row.id);
         let rows = rows.zip(keys.iter().map(String::as_str));
-        let step = self.place.cursor.step(rows, &page.dead);
+        let step = cursor.step(rows, &page.dead);
         let stands = |row: &Message, streams: &[String]| {
             self.suspect
                 .is_some_and(|s| s.may_stand(row.id, &self.place))
@@ -336,11 +346,11 @@ impl Leader {
                 entries.push((streams.swap_remove(0), *row));
             }
         }
-        self.sent = Some(PageScript {
+        self.sent.push_back(PageScript {
             leadership: self.leadership,
-            page: self.place.page,
+            page: self.place.page + self.sent.len() as i64,
             entries,
-            ranges: self.place.cursor.gap_ranges_after(&step),
+            ranges: cursor.gap_ranges_after(&step),
             drop_suspect: self
                 .suspect
                 .is_some_and(|s| s.ends_with(&step, &self.place)),
@@ -350,7 +360,7 @@ impl Leader {
 
     /// `Progress::passed`.
     fn published(&mut self, redis: &Redis) {
-        let Some(page) = self.sent.take() else {
+        let Some(page) = self.sent.pop_front() else {
             return;
         };
         if self

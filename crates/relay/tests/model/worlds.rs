@@ -31,6 +31,7 @@ pub(crate) const PRODUCERS: World = World {
         claims::ROLLED_BACK,
         claims::RESTED,
         claims::AHEAD,
+        claims::BEHIND,
     ],
 };
 
@@ -92,7 +93,12 @@ pub(crate) const RELAY_CRASHES: World = World {
         ..Size::SMALL
     },
     states_min: 10_000,
-    happens: &[claims::LATE, claims::ROLLED_BACK, claims::TOO_LATE],
+    happens: &[
+        claims::LATE,
+        claims::ROLLED_BACK,
+        claims::TOO_LATE,
+        claims::BEHIND,
+    ],
 };
 
 /// A Redis that falls back, to any earlier state or to nothing.
