@@ -383,13 +383,16 @@ async fn ahead(
         Some(next) => next,
         None => reader.trip(session).await?,
     };
-    let after: OptionFuture<_> = next.more.then(|| reader.trip(session)).into();
+    if !next.more {
+        send(&mut next).await;
+        return Ok((next, None));
+    }
     let send = async {
         tokio::task::yield_now().await; // Postgres is asked first
         send(&mut next).await;
     };
-    let (after, ()) = join(after, send).await;
-    Ok((next, after.transpose()?))
+    let (after, ()) = join(reader.trip(session), send).await;
+    Ok((next, Some(after?)))
 }
 
 /// How long to wait after so many looks in vain.

@@ -148,7 +148,6 @@ async fn a_stream_that_refuses_a_page_gets_it_before_the_page_behind_it() {
     let redis = Proxy::start(pair.redis.port()).await.unwrap();
     let relay = leading_via(&pair, &redis).await;
     for round in 1..=3 {
-        let told = lines(&relay, "a stream refuses entries");
         let hold = redis.hold(Matcher::bytes(ADDS_TO_AUDIT), Direction::Request);
         write_both(&pair, &format!("round-{round}")).await;
         hold.reached().await.unwrap();
@@ -157,15 +156,16 @@ async fn a_stream_that_refuses_a_page_gets_it_before_the_page_behind_it() {
         command(&pair, "SET outbox:audit no-stream").await;
         hold.release();
         pair.reaches("orders", 1 + round * ORDERS, DEADLINE).await;
-        eventually(DEADLINE, "the refusal in the log", || async {
-            lines(&relay, "a stream refuses entries") > told
+        command(&pair, "RENAME aside outbox:audit").await;
+        pair.all_published(DEADLINE).await;
+        eventually(DEADLINE, "no stream to be held back", || async {
+            lines(&relay, "has caught up") == lines(&relay, "a stream refuses entries")
         })
         .await
         .unwrap();
-        command(&pair, "RENAME aside outbox:audit").await;
-        pair.all_published(DEADLINE).await;
     }
     pair.assert_exactly_once_after(&relay).await;
+    assert!(lines(&relay, "a stream refuses entries") > 0);
 }
 
 #[tokio::test]
