@@ -61,8 +61,8 @@ pub(crate) struct PageWrite {
     reply: Option<Reply>,
 }
 
-/// The reply to a page that has been sent.
-struct Reply(BoxFuture<'static, RedisResult<Vec<Value>>>);
+/// The reply to a page that has been sent, and since when it is waited for.
+struct Reply(BoxFuture<'static, RedisResult<Vec<Value>>>, Instant);
 
 impl fmt::Debug for Reply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -121,9 +121,12 @@ impl Publisher {
     /// [`Error::Moved`] when the marker has another leadership or page; [`Error::Redis`] when Redis refuses the
     /// whole page or the reply does not come, in which case the page may be published or not.
     pub(crate) async fn publish(&self, write: &mut PageWrite) -> Result<Published> {
-        let handed_over = Instant::now();
+        let mut handed_over = Instant::now();
         let published = match write.reply.take() {
-            Some(Reply(reply)) => of_reply(write, reply.await)?,
+            Some(Reply(reply, since)) => {
+                handed_over = since;
+                of_reply(write, reply.await)?
+            }
             None => match self.publish_lone(write).await? {
                 Some(redis_ms) => Published::Done { redis_ms },
                 None => {
@@ -146,12 +149,13 @@ impl Publisher {
     ///
     /// When this returns, whatever is sent later comes later.
     pub(crate) async fn send_ahead(&self, write: &mut PageWrite) {
+        let since = Instant::now();
         let mut reply = self.transaction(write).boxed();
         // The first poll hands the request to the connection.
         if let Poll::Ready(reply_now) = poll!(&mut reply) {
             reply = ready(reply_now).boxed();
         }
-        write.reply = Some(Reply(reply));
+        write.reply = Some(Reply(reply, since));
     }
 
     /// Publishes a page that is one small message and no more, by one script, which takes Redis half the time of a
