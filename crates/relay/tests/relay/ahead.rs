@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use outbox_testkit::{Direction, Hold, Matcher, Process, Proxy, RelayStep as Step, eventually};
 
+use crate::outages::{command, used_memory};
 use crate::pair::{DEADLINE, Pair};
 
 /// A backlog of several pages, and a page.
@@ -146,17 +147,18 @@ async fn waits_for_redis(pair: &Pair) {
 async fn a_stream_that_refuses_a_page_gets_it_before_the_page_behind_it() {
     let pair = Pair::start().await;
     let redis = Proxy::start(pair.redis.port()).await.unwrap();
+    let direct = pair.redis.connect().await.unwrap();
     let relay = leading_via(&pair, &redis).await;
     for round in 1..=3 {
         let hold = redis.hold(Matcher::bytes(ADDS_TO_AUDIT), Direction::Request);
         write_both(&pair, &format!("round-{round}")).await;
         hold.reached().await.unwrap();
         waits_for_redis(&pair).await;
-        command(&pair, "RENAME outbox:audit aside").await;
-        command(&pair, "SET outbox:audit no-stream").await;
+        command(&direct, "RENAME outbox:audit aside").await;
+        command(&direct, "SET outbox:audit no-stream").await;
         hold.release();
         pair.reaches("orders", 1 + round * ORDERS, DEADLINE).await;
-        command(&pair, "RENAME aside outbox:audit").await;
+        command(&direct, "RENAME aside outbox:audit").await;
         pair.all_published(DEADLINE).await;
         eventually(DEADLINE, "no stream to be held back", || async {
             lines(&relay, "has caught up") == lines(&relay, "a stream refuses entries")
@@ -172,19 +174,20 @@ async fn a_stream_that_refuses_a_page_gets_it_before_the_page_behind_it() {
 async fn pages_that_a_full_redis_refuses_come_once_and_in_order_when_it_has_room() {
     let pair = Pair::start().await;
     let redis = Proxy::start(pair.redis.port()).await.unwrap();
+    let direct = pair.redis.connect().await.unwrap();
     let relay = leading_via(&pair, &redis).await;
     for round in 0..4 {
         let told = lines(&relay, "is interrupted");
         // Room for a page or two.
-        let limit = used_memory(&pair).await + 20_000;
-        command(&pair, &format!("CONFIG SET maxmemory {limit}")).await;
+        let limit = used_memory(&direct).await + 20_000;
+        command(&direct, &format!("CONFIG SET maxmemory {limit}")).await;
         write_both(&pair, &format!("round-{round}")).await;
         eventually(DEADLINE, "a page to be refused", || async {
             lines(&relay, "is interrupted") > told
         })
         .await
         .unwrap();
-        command(&pair, "CONFIG SET maxmemory 0").await;
+        command(&direct, "CONFIG SET maxmemory 0").await;
         pair.all_published(DEADLINE).await;
     }
     pair.assert_exactly_once_after(&relay).await;
@@ -194,24 +197,6 @@ async fn pages_that_a_full_redis_refuses_come_once_and_in_order_when_it_has_room
 fn lines(relay: &Process, text: &str) -> usize {
     let lines = relay.lines();
     lines.iter().filter(|line| line.contains(text)).count()
-}
-
-async fn command(pair: &Pair, line: &str) {
-    let mut words = line.split(' ');
-    let mut command = redis::cmd(words.next().unwrap());
-    command.arg(words.collect::<Vec<_>>());
-    let mut redis = pair.redis.connect().await.unwrap();
-    command.exec_async(&mut redis).await.unwrap();
-}
-
-async fn used_memory(pair: &Pair) -> u64 {
-    let mut redis = pair.redis.connect().await.unwrap();
-    let mut info = redis::cmd("INFO");
-    let info: String = info.arg("memory").query_async(&mut redis).await.unwrap();
-    let used = info
-        .lines()
-        .find_map(|line| line.strip_prefix("used_memory:"));
-    used.unwrap().trim().parse().unwrap()
 }
 
 #[tokio::test]

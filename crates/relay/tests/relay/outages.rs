@@ -15,7 +15,7 @@ use crate::pair::{DEADLINE, Pair};
 /// nothing else to do.
 const RETURN: Duration = Duration::from_secs(8);
 
-async fn command(redis: &MultiplexedConnection, line: &str) {
+pub(crate) async fn command(redis: &MultiplexedConnection, line: &str) {
     let mut words = line.split(' ');
     let mut command = redis::cmd(words.next().unwrap());
     for word in words {
@@ -122,7 +122,7 @@ async fn memory_that_runs_out_anywhere_in_a_page_leaves_all_of_it_or_nothing() {
     pair.assert_exactly_once_after(&relay).await;
 }
 
-async fn used_memory(redis: &MultiplexedConnection) -> u64 {
+pub(crate) async fn used_memory(redis: &MultiplexedConnection) -> u64 {
     let mut info = redis::cmd("INFO");
     info.arg("memory");
     let info: String = info.query_async(&mut redis.clone()).await.unwrap();
