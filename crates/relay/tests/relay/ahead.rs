@@ -1,12 +1,16 @@
 //! A page is sent before the reply to the one before it. Whatever becomes of either, each message stands in its stream
 //! once, and each ordering key in its order.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
-use outbox_testkit::{Direction, Hold, Matcher, Process, Proxy, RelayStep as Step, eventually};
+use outbox_testkit::{Direction, Hold, Process, Proxy, RelayStep as Step, eventually};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncCommands, Value};
+use tokio_postgres::types::ToSql;
 
 use crate::outages::{command, used_memory};
-use crate::pair::{DEADLINE, Pair};
+use crate::pair::{DEADLINE, MARKER, Pair};
 
 /// A backlog of several pages, and a page.
 const BACKLOG: i64 = 2_400;
@@ -112,62 +116,99 @@ async fn a_page_behind_another_that_arrives_after_the_relays_death_does_nothing(
     }
 }
 
-/// Writes messages in one transaction: those of one page are of both topics in turn, all others of one. The page is the
-/// first, or the second where a notification had the relay look for one message.
-async fn write_both(pair: &Pair, prefix: &str) {
+/// Writes messages in one transaction: of those from `first` on, a page's worth, every other one is of another topic.
+async fn write_both(pair: &Pair, prefix: &str, first: i64) {
     let sql = "INSERT INTO outbox.messages (topic, message_key, ordering_key, payload)
-        SELECT CASE WHEN n BETWEEN 2 AND 299 AND n % 2 = 0 THEN 'audit' ELSE 'orders' END,
+        SELECT CASE WHEN n BETWEEN $3 AND $3 + 297 AND n % 2 = 0 THEN 'audit' ELSE 'orders' END,
                $1 || '-' || n, 'k' || n % 8, '{}'
         FROM generate_series(1, $2::bigint) AS n";
-    pair.sql.execute(sql, &[&prefix, &BACKLOG]).await.unwrap();
+    let params: [&(dyn ToSql + Sync); 3] = [&prefix, &BACKLOG, &first];
+    pair.sql.execute(sql, &params).await.unwrap();
 }
 
-/// What a page with entries of the other topic has in it.
-const ADDS_TO_AUDIT: &[u8] = b"XADD\r\n$12\r\noutbox:audit\r\n";
-
-/// Messages of one topic among them.
+/// Of a backlog, and of the page that has messages of both topics, those of the topic that refuses nothing.
 const ORDERS: usize = 2_251;
+const ORDERS_OF_PAGE: usize = 151;
 
-/// Waits until the relay has read and sent what it may, and waits for Redis.
-async fn waits_for_redis(pair: &Pair) {
-    let sql = "SELECT FROM pg_stat_activity
-        WHERE datname = current_database() AND state = 'idle' AND query LIKE '%FROM outbox.messages AS m%'
-          AND clock_timestamp() - state_change > interval '50 ms'";
-    eventually(DEADLINE, "the relay to wait", || async {
-        match pair.sql.query_opt(sql, &[]).await.unwrap() {
-            Some(_) => Ok(()),
-            None => Err("it reads"),
+/// What the relay says of a stream that is held back.
+const REFUSES: &str = "a stream refuses entries";
+
+/// How many entries were ever added to the stream, those that were taken back among them.
+async fn ever_added(redis: &MultiplexedConnection) -> usize {
+    let mut info = redis::cmd("XINFO");
+    info.arg("STREAM").arg("outbox:orders");
+    let info: HashMap<String, Value> = info.query_async(&mut redis.clone()).await.unwrap();
+    redis::from_redis_value_ref(&info["entries-added"]).unwrap()
+}
+
+/// Whether the marker says that a stream is held back.
+async fn is_held_back(redis: &MultiplexedConnection) -> bool {
+    let mut redis = redis.clone();
+    redis.hexists(MARKER, "blocked:outbox:audit").await.unwrap()
+}
+
+/// A stream refuses its entries in a page. Returns whether that page and the one behind or before it had both run before the
+/// relay had the reply to either; where the messages of that stream begin, `first`, chooses which of the two it is.
+async fn round_of_refusal(pair: &Pair, redis: &Proxy, relay: &Process, first: i64) -> bool {
+    let direct = pair.redis.connect().await.unwrap();
+    let told = lines(relay, REFUSES);
+    let (orders, added) = (pair.count("orders").await, ever_added(&direct).await);
+    // It refuses before anything is written, so that nothing of it can come in time, however late the relay is.
+    command(&direct, "RENAME outbox:audit aside").await;
+    command(&direct, "SET outbox:audit no-stream").await;
+    let hold = redis.hold(Step::PageRun.matcher().nth(2), Step::PageRun.direction());
+    write_both(pair, &format!("after-{orders}"), first).await;
+    hold.reached().await.unwrap();
+    // What was taken back counts: of a page that was refused, or ran behind one that was, nothing else is to be seen.
+    let both = eventually(SENT_WITHIN, "both pages", || async {
+        match ever_added(&direct).await - added {
+            run if run == 1 + ORDERS_OF_PAGE + PAGE_ROWS => Ok(()),
+            run => Err(run),
         }
+    });
+    let both = both.await.is_ok();
+    hold.release();
+    eventually(DEADLINE, "the refusal in the log", || async {
+        lines(relay, REFUSES) > told
     })
     .await
     .unwrap();
+    // The others go on.
+    pair.reaches("orders", orders + ORDERS, DEADLINE).await;
+    command(&direct, "RENAME aside outbox:audit").await;
+    pair.all_published(DEADLINE).await;
+    eventually(DEADLINE, "no stream to be held back", || async {
+        !is_held_back(&direct).await
+    })
+    .await
+    .unwrap();
+    both
+}
+
+/// Has a stream refuse entries of a page until that came to pass while two pages were under way.
+async fn refused_while_two_are_under_way(first: i64) {
+    let pair = Pair::start().await;
+    let redis = Proxy::start(pair.redis.port()).await.unwrap();
+    let relay = leading_via(&pair, &redis).await;
+    let mut tries = 1;
+    while !round_of_refusal(&pair, &redis, &relay, first).await {
+        assert!(
+            tries < TRIES,
+            "no page was sent before the reply to the one before it"
+        );
+        tries += 1;
+    }
+    pair.assert_exactly_once_after(&relay).await;
 }
 
 #[tokio::test]
 async fn a_stream_that_refuses_a_page_gets_it_before_the_page_behind_it() {
-    let pair = Pair::start().await;
-    let redis = Proxy::start(pair.redis.port()).await.unwrap();
-    let direct = pair.redis.connect().await.unwrap();
-    let relay = leading_via(&pair, &redis).await;
-    for round in 1..=3 {
-        let hold = redis.hold(Matcher::bytes(ADDS_TO_AUDIT), Direction::Request);
-        write_both(&pair, &format!("round-{round}")).await;
-        hold.reached().await.unwrap();
-        waits_for_redis(&pair).await;
-        command(&direct, "RENAME outbox:audit aside").await;
-        command(&direct, "SET outbox:audit no-stream").await;
-        hold.release();
-        pair.reaches("orders", 1 + round * ORDERS, DEADLINE).await;
-        command(&direct, "RENAME aside outbox:audit").await;
-        pair.all_published(DEADLINE).await;
-        eventually(DEADLINE, "no stream to be held back", || async {
-            lines(&relay, "has caught up") == lines(&relay, "a stream refuses entries")
-        })
-        .await
-        .unwrap();
-    }
-    pair.assert_exactly_once_after(&relay).await;
-    assert!(lines(&relay, "a stream refuses entries") > 0);
+    refused_while_two_are_under_way(2).await;
+}
+
+#[tokio::test]
+async fn a_stream_that_refuses_a_page_that_was_sent_ahead_gets_it_before_what_comes_later() {
+    refused_while_two_are_under_way(2 + PAGE_ROWS as i64).await;
 }
 
 #[tokio::test]
@@ -181,7 +222,7 @@ async fn pages_that_a_full_redis_refuses_come_once_and_in_order_when_it_has_room
         // Room for a page or two.
         let limit = used_memory(&direct).await + 20_000;
         command(&direct, &format!("CONFIG SET maxmemory {limit}")).await;
-        write_both(&pair, &format!("round-{round}")).await;
+        write_both(&pair, &format!("round-{round}"), 2).await;
         eventually(DEADLINE, "a page to be refused", || async {
             lines(&relay, "is interrupted") > told
         })
