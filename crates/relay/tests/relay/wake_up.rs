@@ -61,6 +61,18 @@ async fn a_notification_wakes_the_relay_however_rarely_it_polls() {
 }
 
 #[tokio::test]
+async fn a_relay_beside_postgres_works_by_its_socket() {
+    let outbox = Outbox::open().await;
+    let url = outbox.postgres.socket_url(&outbox.database);
+    assert!(url.contains("%2F"), "{url} names no socket");
+    let over_socket = outbox.relay_between(&url, &outbox.redis.url());
+    let relay = leading(over_socket.args(RARELY)).await;
+    assert_woken(latencies(&outbox, &outbox.db, "row").await);
+    outbox.published_exactly_once(TOPIC).await;
+    assert!(relay.exit_status().is_none());
+}
+
+#[tokio::test]
 async fn a_message_that_comes_alone_goes_by_one_script() {
     let outbox = Outbox::open().await;
     let _relay = outbox.leader(&RARELY).await;

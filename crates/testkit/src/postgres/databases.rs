@@ -25,6 +25,15 @@ impl Postgres {
         self.connect_with(&self.tcp(), database).await
     }
 
+    /// The same by its Unix socket, as [`socket_url`](Self::socket_url) does.
+    ///
+    /// # Errors
+    ///
+    /// The server is down, or refuses.
+    pub async fn connect_by_socket(&self, database: &str) -> Result<Client, Error> {
+        self.connect_with(&self.private(), database).await
+    }
+
     /// Makes an empty database, and returns its name: no other database of any server of this process has it.
     ///
     /// # Errors

@@ -116,6 +116,16 @@ impl Postgres {
         format!("postgres://postgres@127.0.0.1:{port}/{database}")
     }
 
+    /// The same by its Unix socket; over TCP where the temporary directory's path is too long for one.
+    #[must_use]
+    pub fn socket_url(&self, database: &str) -> String {
+        let Some(dir) = self.socket_dir() else {
+            return self.url(database);
+        };
+        let host = dir.display().to_string().replace('/', "%2F");
+        format!("postgres://postgres@{host}:{}/{database}", self.port())
+    }
+
     /// The data directory.
     #[must_use]
     pub fn data_dir(&self) -> PathBuf {
