@@ -68,7 +68,7 @@ impl Backlog {
     /// the process.
     pub(crate) async fn drain(&self, stage: &Stage, args: &[&str]) -> Result<Drained, Error> {
         let (drained, relay) = self
-            .drain_and_keep(stage, &stage.url(&self.database), args)
+            .drain_and_keep(stage, &stage.url_beside(&self.database), args)
             .await?;
         relay.stop().await?;
         Ok(drained)

@@ -26,7 +26,7 @@ pub(crate) async fn counted_url(stage: &Stage, database: &str) -> Result<String,
         .await?
         .batch_execute(CREATE_ROLE)
         .await?;
-    Ok(stage.url_as(LOG_ROLE, database))
+    Ok(stage.url_beside_as(LOG_ROLE, database))
 }
 
 /// Statements of that role so far.

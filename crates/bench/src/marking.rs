@@ -88,7 +88,7 @@ impl Loop {
         redis: &Redis,
         sent: Sent,
     ) -> Result<Self, Error> {
-        let client = stage.connect(database).await?;
+        let client = stage.connect_beside(database).await?;
         let (lock, settle) = match sent {
             Sent::Marked => (LOCK_UNSENT, MARK),
             Sent::Deleted => (LOCK_ANY, DELETE),

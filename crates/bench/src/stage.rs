@@ -81,6 +81,11 @@ impl Stage {
         Ok(self.postgres.connect(database).await?)
     }
 
+    /// The same for what runs beside Postgres.
+    pub(crate) async fn connect_beside(&self, database: &str) -> Result<Client, Error> {
+        Ok(self.postgres.connect_by_socket(database).await?)
+    }
+
     pub(crate) async fn fresh_outbox(&self) -> Result<String, Error> {
         Ok(self.postgres.fresh_outbox().await?)
     }
@@ -95,14 +100,19 @@ impl Stage {
         Ok(self.connect("postgres").await?.batch_execute(&sql).await?)
     }
 
+    /// How an application connects, which runs somewhere else.
     pub(crate) fn url(&self, database: &str) -> String {
         self.postgres.url(database)
     }
 
+    /// How the relay connects, which runs beside Postgres: by its socket.
+    pub(crate) fn url_beside(&self, database: &str) -> String {
+        self.postgres.socket_url(database)
+    }
+
     /// The same for another role.
-    pub(crate) fn url_as(&self, role: &str, database: &str) -> String {
-        self.postgres
-            .url(database)
+    pub(crate) fn url_beside_as(&self, role: &str, database: &str) -> String {
+        self.url_beside(database)
             .replacen("postgres@", &format!("{role}@"), 1)
     }
 

@@ -4,16 +4,19 @@ use std::time::{Duration, Instant};
 
 use deadpool_postgres::Pool;
 use futures_util::future::{OptionFuture, join};
-use outbox_consumer::{Consumer, Message, Transaction};
+use outbox_consumer::Consumer;
 use outbox_testkit::Redis;
 use tokio::sync::oneshot;
 use tokio_postgres::types::ToSql;
 
 use crate::{
     Error,
-    effects::{CREATE_EFFECTS, INSERT_EFFECT, INSERT_EFFECTS, apply_all, fill_stream, pool},
+    effects::{
+        CREATE_EFFECTS, INSERT_NOTES, INSERT_ORDER, INSERT_ORDERS, apply_notes, apply_order,
+        apply_orders, fill_stream, pool,
+    },
     figures::{Outcome, Target},
-    rows::{ONE_TOPIC, row, topic},
+    rows::{ONE_TOPIC, Row, row, topic},
     stage::Stage,
     stats::quotients,
 };
@@ -33,10 +36,32 @@ const TAKE_KEYS: &str = "
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const STALL_DEADLINE: Duration = Duration::from_secs(300);
 
+/// What is done with the messages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Handler {
+    /// One insert of the orders of a batch.
     Batch,
+    /// One insert for each order.
     OneByOne,
+    /// One insert of the least that can be written.
+    Least,
+}
+
+impl Handler {
+    fn batch(self) -> usize {
+        match self {
+            Handler::Batch | Handler::Least => BATCH,
+            Handler::OneByOne => BATCH_ONE_BY_ONE,
+        }
+    }
+
+    fn insert(self) -> &'static str {
+        match self {
+            Handler::Batch => INSERT_ORDERS,
+            Handler::OneByOne => INSERT_ORDER,
+            Handler::Least => INSERT_NOTES,
+        }
+    }
 }
 
 pub(crate) async fn take(stage: &Stage) -> Result<Outcome, Error> {
@@ -83,7 +108,20 @@ pub(crate) async fn take(stage: &Stage) -> Result<Outcome, Error> {
                 &bound,
             );
     }
-    Ok(outcome)
+    let (mut ours, mut bare) = (Vec::new(), Vec::new());
+    for round in 0..stage.sizes.repeats {
+        stage.round("the least effect", round);
+        bare.push(inserts(stage, Handler::Least, None, stage.sizes.consumed).await?);
+        ours.push(consume(stage, Handler::Least, 1, stage.sizes.consumed).await?);
+    }
+    Ok(outcome
+        .beside(
+            "the least effect, in batches / inserts alone",
+            "",
+            &quotients(&ours, &bare),
+        )
+        .beside("the least effect, consumer", "messages/s", &ours)
+        .beside("the least effect, inserts alone", "messages/s", &bare))
 }
 
 /// The inserts, in transactions of the same size, without Redis; without inbox too, unless `take_keys` writes to it.
@@ -96,40 +134,33 @@ async fn inserts(
     let database = stage.fresh_inbox().await?;
     let client = stage.connect(&database).await?;
     client.batch_execute(CREATE_EFFECTS).await?;
-    let (one, many) = (
-        client.prepare(INSERT_EFFECT).await?,
-        client.prepare(INSERT_EFFECTS).await?,
-    );
-    let size = if handler == Handler::Batch {
-        BATCH
-    } else {
-        BATCH_ONE_BY_ONE
-    };
-    let rows: Vec<(String, String)> = (1..=count)
-        .map(|number| row(number, ONE_TOPIC))
-        .map(|row| (row.message_key, row.ordering_key))
-        .collect();
+    let insert = client.prepare(handler.insert()).await?;
+    let rows: Vec<Row> = (1..=count).map(|number| row(number, ONE_TOPIC)).collect();
     let take_keys = match take_keys {
         Some(sql) => Some(client.prepare(sql).await?),
         None => None,
     };
     let begun = Instant::now();
-    for batch in rows.chunks(size) {
-        let keys: Vec<&str> = batch.iter().map(|row| row.0.as_str()).collect();
+    for batch in rows.chunks(handler.batch()) {
+        let column = |of: fn(&Row) -> &String| batch.iter().map(of).collect::<Vec<_>>();
+        let keys = column(|row| &row.message_key);
         let mut begin = Some(client.batch_execute("BEGIN"));
         if let Some(take_keys) = &take_keys {
             let params: [&(dyn ToSql + Sync); 1] = [&keys];
             behind(&mut begin, client.execute(take_keys, &params)).await?;
         }
-        if handler == Handler::Batch {
-            let customers: Vec<&str> = batch.iter().map(|row| row.1.as_str()).collect();
-            let params: [&(dyn ToSql + Sync); 2] = [&keys, &customers];
-            behind(&mut begin, client.execute(&many, &params)).await?;
-        } else {
-            for (key, customer) in batch {
-                let params: [&(dyn ToSql + Sync); 2] = [key, customer];
-                behind(&mut begin, client.execute(&one, &params)).await?;
+        if handler == Handler::OneByOne {
+            for row in batch {
+                let params: [&(dyn ToSql + Sync); 3] =
+                    [&row.message_key, &row.ordering_key, &row.payload];
+                behind(&mut begin, client.execute(&insert, &params)).await?;
             }
+        } else {
+            let customers = column(|row| &row.ordering_key);
+            let placed = column(|row| &row.payload);
+            let params: [&(dyn ToSql + Sync); 3] = [&keys, &customers, &placed];
+            let params = &params[..insert.params().len()];
+            behind(&mut begin, client.execute(&insert, params)).await?;
         }
         client.batch_execute("COMMIT").await?;
     }
@@ -161,22 +192,18 @@ async fn consume(stage: &Stage, handler: Handler, lanes: usize, count: u64) -> R
     let redis = Redis::start().await?;
     fill_stream(&redis, count).await?;
     let pool: Pool = pool(stage, &database)?;
-    let size = if handler == Handler::Batch {
-        BATCH
-    } else {
-        BATCH_ONE_BY_ONE
-    };
     let consumer = Consumer::builder(pool.clone(), redis::Client::open(redis.url())?, "bench")
         .topic(topic(0))
-        .batch(size)
+        .batch(handler.batch())
         .lanes(lanes)
         .build()?;
     let counters = consumer.counters();
     let (stop, stopped) = oneshot::channel::<()>();
     let stopped = async move { stopped.await.unwrap_or_default() };
     let running = match handler {
-        Handler::Batch => tokio::spawn(consumer.run_batches(apply_all, stopped)),
-        Handler::OneByOne => tokio::spawn(consumer.run(apply_one, stopped)),
+        Handler::Batch => tokio::spawn(consumer.run_batches(apply_orders, stopped)),
+        Handler::OneByOne => tokio::spawn(consumer.run(apply_order, stopped)),
+        Handler::Least => tokio::spawn(consumer.run_batches(apply_notes, stopped)),
     };
     let (asked, mut first) = (Instant::now(), None);
     loop {
@@ -197,11 +224,4 @@ async fn consume(stage: &Stage, handler: Handler, lanes: usize, count: u64) -> R
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-}
-
-async fn apply_one(tx: &Transaction<'_>, message: &Message) -> Result<(), tokio_postgres::Error> {
-    let insert = tx.prepare_cached(INSERT_EFFECT).await?;
-    tx.execute(&insert, &[&message.message_key(), &message.ordering_key()])
-        .await
-        .map(drop)
 }

@@ -44,7 +44,7 @@ pub(crate) async fn take(stage: &Stage) -> Result<Outcome, Error> {
     let mut connection = redis.connect().await?;
     // What the first repetition purges.
     write(stage, &client, 1..=rows).await?;
-    let relay = stage.relay(&stage.url(&database), &redis, &RETENTION)?;
+    let relay = stage.relay(&stage.url_beside(&database), &redis, &RETENTION)?;
     relay.published(&mut connection, rows).await?;
     relay.stop().await?;
 
@@ -112,7 +112,7 @@ async fn publish_and_purge(
     rows: u64,
 ) -> Result<f64, Error> {
     let begun = Instant::now();
-    let relay = stage.relay(&stage.url(database), redis, &RETENTION)?;
+    let relay = stage.relay(&stage.url_beside(database), redis, &RETENTION)?;
     relay.published(connection, before + rows).await?;
     loop {
         let purged_to: i64 = client.query_one(PURGED_TO, &[]).await?.get(0);

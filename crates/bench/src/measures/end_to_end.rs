@@ -8,7 +8,7 @@ use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
     Error,
-    effects::{CREATE_EFFECTS, apply_all, pool},
+    effects::{CREATE_EFFECTS, apply_orders, pool},
     figures::Outcome,
     producers::paced,
     rows::topic,
@@ -54,7 +54,7 @@ async fn run(stage: &Stage, count: u64) -> Result<(f64, f64), Error> {
         .batch_execute(CREATE_EFFECTS)
         .await?;
     let redis = Redis::start().await?;
-    let relay = stage.relay(&stage.url(&shop), &redis, &[])?;
+    let relay = stage.relay(&stage.url_beside(&shop), &redis, &[])?;
     let (stop, _) = watch::channel(false);
     let mut members: JoinSet<Result<(), outbox_consumer::Error>> = JoinSet::new();
     let mut counters: Vec<Counters> = Vec::new();
@@ -66,7 +66,7 @@ async fn run(stage: &Stage, count: u64) -> Result<(f64, f64), Error> {
             .build()?;
         counters.push(consumer.counters());
         let mut stopped = stop.subscribe();
-        members.spawn(consumer.run_batches(apply_all, async move {
+        members.spawn(consumer.run_batches(apply_orders, async move {
             let _ = stopped.wait_for(|stop| *stop).await;
         }));
     }

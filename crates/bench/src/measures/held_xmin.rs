@@ -161,7 +161,7 @@ async fn relay(stage: &Stage) -> Result<Looks, Error> {
     let holder = stage.connect(&database).await?;
     let redis = Redis::start().await?;
     let mut connection = redis.connect().await?;
-    let relay = stage.relay(&stage.url(&database), &redis, &["--retention", "1s"])?;
+    let relay = stage.relay(&stage.url_beside(&database), &redis, &["--retention", "1s"])?;
     holder.batch_execute(HOLD).await?;
     let producing = produce(stage, &database, "outbox.messages").await?;
     let looks = look(stage, async || published(&mut connection).await).await?;

@@ -144,7 +144,7 @@ async fn run(stage: &Stage, per_s: u32, arm: Arm) -> Result<Latencies, Error> {
     let redis = Redis::start().await?;
     let connection = redis.connect().await?;
     let relay = match arm {
-        Arm::Relay => Some(stage.relay(&stage.url(&database), &redis, &[])?),
+        Arm::Relay => Some(stage.relay(&stage.url_beside(&database), &redis, &[])?),
         Arm::Application => None,
     };
     let mut writers = Vec::new();

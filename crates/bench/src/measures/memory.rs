@@ -69,7 +69,7 @@ async fn drain_large(stage: &Stage, database: &str, rows: u64) -> Result<f64, Er
     };
     backlog.forget_sending(stage).await?;
     let redis = Redis::start().await?;
-    let relay = stage.relay(&stage.url(database), &redis, &[])?;
+    let relay = stage.relay(&stage.url_beside(database), &redis, &[])?;
     relay.published(&mut redis.connect().await?, rows).await?;
     let peak_rss_mb = relay.peak_rss_mb()?;
     relay.stop().await?;

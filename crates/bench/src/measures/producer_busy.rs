@@ -60,7 +60,7 @@ async fn run(stage: &Stage, change: &str) -> Result<f64, Error> {
     client.batch_execute(CREATE_ORDERS).await?;
     client.batch_execute(change).await?;
     let redis = Redis::start().await?;
-    let relay = stage.relay(&stage.url(&database), &redis, &POLL)?;
+    let relay = stage.relay(&stage.url_beside(&database), &redis, &POLL)?;
     let clerks = Clerk::open_all(stage, &database, CLIENTS).await?;
     clerks[0].order_and_message(u64::from(u32::MAX)).await?;
     relay.published(&mut redis.connect().await?, 1).await?;

@@ -68,7 +68,7 @@ async fn drain(stage: &Stage) -> Result<(f64, f64), Error> {
     Backlog::fill(&client, rows, ONE_TOPIC).await?;
     let inserted = position(&client).await?;
     let redis = Redis::start().await?;
-    let relay = stage.relay(&stage.url(&database), &redis, &[])?;
+    let relay = stage.relay(&stage.url_beside(&database), &redis, &[])?;
     relay.published(&mut redis.connect().await?, rows).await?;
     relay.stop().await?;
     let sent = position(&client).await?;
@@ -90,7 +90,7 @@ async fn at_a_pace(stage: &Stage, with_relay: bool) -> Result<f64, Error> {
     }
     let client = stage.connect(&database).await?;
     let relay = with_relay
-        .then(|| stage.relay(&stage.url(&database), &redis, &[]))
+        .then(|| stage.relay(&stage.url_beside(&database), &redis, &[]))
         .transpose()?;
     let id = writers[0].write(&row(count + 1, ONE_TOPIC)).await?;
     if let Some(relay) = &relay {
