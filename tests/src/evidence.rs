@@ -141,7 +141,8 @@ impl Evidence {
         evidence.keep_poison(stage).await?;
         if let (Arm::Outbox, Err(e)) = (stage.arm, settled) {
             let counts = evidence.counts(false);
-            return Err(format!("{e}; so far {counts:?}").into());
+            let words = stage.last_words();
+            return Err(format!("{e}; so far {counts:?}\n{words}").into());
         }
         Ok(evidence)
     }

@@ -66,10 +66,14 @@ impl Inbox {
         let mut sorted = Sorted::default();
         let now = OffsetDateTime::now_utc();
         let mut aside = Vec::new();
-        if messages
+        let any_old = messages
             .iter()
-            .any(|message| self.gate.is_old(message, now))
-        {
+            .any(|message| self.gate.is_old(message, now));
+        let may_wait = self.gate.on_dead_letter == OnDeadLetter::HoldKey;
+        if any_old || may_wait {
+            self.bounded(tx.batch_execute(&self.openings.long)).await?;
+        }
+        if any_old {
             // The purge deletes keys only after it has changed this row, which now waits for our commit.
             let purged_through = self
                 .bounded(tx.prepare_cached(queries::PURGED_THROUGH))
@@ -89,7 +93,7 @@ impl Inbox {
                     .await?;
             }
         }
-        if self.gate.on_dead_letter == OnDeadLetter::HoldKey {
+        if may_wait {
             let held = self.held_keys(tx, messages).await?;
             let waiting = split_off(messages, |message| {
                 message.ordering_key().is_some_and(|key| held.contains(key))

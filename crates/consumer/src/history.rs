@@ -136,7 +136,9 @@ impl History {
             .build_transaction()
             .isolation_level(IsolationLevel::ReadCommitted);
         let tx = inbox.bounded(begin.start()).await?;
-        inbox.bounded(tx.batch_execute(queries::DURABLE)).await?;
+        inbox
+            .bounded(tx.batch_execute(&inbox.openings.long))
+            .await?;
         let locked = inbox
             .bounded(tx.query_one(queries::HISTORY_LOCK, &[&self.group]))
             .await?;

@@ -20,6 +20,7 @@ use crate::{
     gate::{Gate, Sorted},
     handler::Apply,
     message::Source,
+    opening::{Keys, Openings, Statements},
     queries,
     trouble::Trouble,
 };
@@ -42,28 +43,9 @@ pub(crate) struct Inbox {
     /// How often a handler's connection is asked for a sign of life.
     pub(crate) sign_interval: Duration,
     pub(crate) gate: Gate,
-    /// What a transaction of this crate begins with.
-    opening: String,
+    pub(crate) openings: Openings,
     /// Whether the last batch had no key that was known. The next is taken to be like it.
     all_new: AtomicBool,
-}
-
-/// What is expected of the keys of a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Keys {
-    /// The inbox has none of them, and each stands once: much the cheaper, and it fails where that is wrong.
-    AllNew,
-    /// Some may be known.
-    MayBeKnown,
-}
-
-impl Keys {
-    fn taken_by(self) -> &'static str {
-        match self {
-            Keys::AllNew => queries::TAKE_NEW_KEYS,
-            Keys::MayBeKnown => queries::TAKE_KEYS,
-        }
-    }
 }
 
 /// What became of a batch.
@@ -78,15 +60,6 @@ pub(crate) struct Applied {
 
 impl Inbox {
     pub(crate) fn new(settings: &Settings) -> Self {
-        // Below the response timeout, so that the server gives up a wait for another member's key before
-        // we give up the connection; else each try would leave a waiting backend behind.
-        let lock_timeout_ms = (settings.response_timeout.as_millis() * 4 / 5).max(1);
-        // A process that is frozen in the middle of a batch keeps its locks for no longer than this.
-        let idle_timeout_ms = settings.claim_after.as_millis();
-        let opening = format!(
-            "{}; SET LOCAL lock_timeout = {lock_timeout_ms}; SET LOCAL idle_in_transaction_session_timeout = {idle_timeout_ms}",
-            queries::DURABLE
-        );
         Self {
             pool: settings.pool.clone(),
             group: settings.group.clone(),
@@ -94,7 +67,7 @@ impl Inbox {
             response_timeout: settings.response_timeout,
             sign_interval: (settings.claim_after / 3).min(SIGN_INTERVAL_MAX),
             gate: settings.gate,
-            opening,
+            openings: Openings::new(settings),
             all_new: AtomicBool::new(false),
         }
     }
@@ -185,10 +158,11 @@ impl Inbox {
             return Ok(Applied::default());
         };
         let topic = first.topic().to_owned();
+        let statements = self.prepare(connection, keys).await?;
         let transaction = self.bounded(connection.transaction()).await?;
         let Sorted { run, dead, waiting } = self.sort_out(&transaction, messages).await?;
         let (transaction, fresh) = self
-            .take_effect(transaction, handler, messages, run, keys)
+            .take_effect(transaction, handler, messages, run, &statements)
             .await?;
         self.all_new.store(fresh == run, Ordering::Relaxed);
         if forget_attempts {
@@ -214,28 +188,19 @@ impl Inbox {
         handler: &A,
         messages: &mut Vec<Message>,
         run: usize,
-        keys: Keys,
+        statements: &Statements,
     ) -> Result<(Transaction<'t>, usize), Trouble> {
         let Some(first) = messages.first() else {
             return Ok((transaction, 0));
         };
         let (topic, source) = (first.topic().to_owned(), Arc::clone(first.source()));
-        let hold_lease = self
-            .bounded(transaction.prepare_cached(queries::HOLD_LEASE))
-            .await?;
-        let take_keys = self
-            .bounded(transaction.prepare_cached(keys.taken_by()))
-            .await?;
-        let still_ours = self
-            .bounded(transaction.prepare_cached(queries::STILL_OURS))
-            .await?;
         let keys: Vec<&str> = messages[..run].iter().map(Message::message_key).collect();
         let parameters: [&(dyn ToSql + Sync); 3] = [&self.group, &topic, &keys];
         // Sent together: one round trip. The lock timeout is for our own statements, not for the handler's.
         let (opened, owned, taken, unlimited) = tokio::join!(
-            self.bounded(transaction.batch_execute(&self.opening)),
-            self.bounded(self.holds_lease(&transaction, &hold_lease, &source)),
-            self.bounded(transaction.query_one(&take_keys, &parameters)),
+            self.bounded(transaction.batch_execute(&self.openings.long)),
+            self.bounded(self.holds_lease(&transaction, &statements.hold_lease, &source)),
+            self.bounded(transaction.query_one(&statements.take_keys, &parameters)),
             self.bounded(transaction.batch_execute("SET LOCAL lock_timeout TO DEFAULT")),
         );
         opened?;
@@ -263,7 +228,7 @@ impl Inbox {
             return Err(self.rolled_back(transaction, trouble).await);
         }
         let now = self
-            .bounded(transaction.query_one(&still_ours, &[]))
+            .bounded(transaction.query_one(&statements.still_ours, &[]))
             .await
             .map_err(Trouble::of_handler)?;
         if now.get::<_, String>(0) != transaction_id {
@@ -298,7 +263,7 @@ impl Inbox {
         let result = self
             .bounded(async {
                 let transaction = connection.transaction().await?;
-                transaction.batch_execute(&self.opening).await?;
+                transaction.batch_execute(&self.openings.short).await?;
                 let value = statements(&transaction).await?;
                 transaction.commit().await?;
                 Ok(value)

@@ -125,7 +125,7 @@ impl Inbox {
                     .isolation_level(IsolationLevel::ReadCommitted)
                     .start()
                     .await?;
-                transaction.batch_execute(queries::BRIEF).await?;
+                transaction.batch_execute(&self.openings.brief).await?;
                 let value = statements(&transaction).await?;
                 transaction.commit().await?;
                 Ok(value)

@@ -64,6 +64,7 @@ mod link;
 mod member;
 mod message;
 pub mod metric_names;
+mod opening;
 mod own_thread;
 mod patience;
 mod queries;

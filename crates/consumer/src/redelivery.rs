@@ -11,8 +11,9 @@ use crate::{
     counters::Count,
     decision::{Decision, Fault},
     handler::Apply,
-    inbox::{Inbox, Keys},
+    inbox::Inbox,
     message::{Source, Stored},
+    opening::Keys,
     patience::Halt,
     queries,
     trouble::Trouble,
@@ -192,7 +193,10 @@ impl Inbox {
     async fn apply_letter<A: Apply>(&self, handler: &A, due: &Due) -> Result<Delivered, Trouble> {
         let mut connection = self.connect().await?;
         let result: Result<Delivered, Trouble> = async {
+            let statements = self.prepare(&connection, Keys::MayBeKnown).await?;
             let transaction = self.bounded(connection.transaction()).await?;
+            self.bounded(transaction.batch_execute(&self.openings.long))
+                .await?;
             let locked = self
                 .bounded(transaction.query_opt(queries::LOCK_DUE, &[&due.id, &due.tries]))
                 .await?;
@@ -201,7 +205,7 @@ impl Inbox {
             }
             let mut messages = vec![due.message.clone()];
             let (transaction, fresh) = self
-                .take_effect(transaction, handler, &mut messages, 1, Keys::MayBeKnown)
+                .take_effect(transaction, handler, &mut messages, 1, &statements)
                 .await?;
             self.bounded(transaction.execute(queries::REMOVE_LETTER, &[&due.id]))
                 .await?;

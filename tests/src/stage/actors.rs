@@ -171,6 +171,16 @@ impl Stage {
         actors.chain(&self.consumers).map(|actor| &actor.link)
     }
 
+    /// The last lines of every process that runs, for a run that fails.
+    pub(crate) fn last_words(&self) -> String {
+        let actors = self.shops.iter().chain(&self.carriers);
+        let words = actors.chain(&self.consumers).map(|actor| {
+            let Actor { name, process, .. } = actor;
+            format!("{name}:\n{}", last_lines(process))
+        });
+        words.collect::<Vec<_>>().join("\n")
+    }
+
     fn new_name(&self, prefix: &str) -> String {
         let started = self.started.fetch_add(1, Ordering::Relaxed);
         format!("{prefix}{}", started + 1)
@@ -187,7 +197,11 @@ impl Stage {
 
 /// Says how a process ended, with its last lines.
 pub(crate) fn failed(what: &str, process: &Process) -> String {
-    let lines = process.lines();
-    let last = lines[lines.len().saturating_sub(20)..].join("\n");
+    let last = last_lines(process);
     format!("{what} ended with {:?}:\n{last}", process.exit_status())
+}
+
+fn last_lines(process: &Process) -> String {
+    let lines = process.lines();
+    lines[lines.len().saturating_sub(20)..].join("\n")
 }

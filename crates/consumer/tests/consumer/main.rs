@@ -8,6 +8,7 @@
 mod chaos;
 mod conflicts;
 mod database_restores;
+mod dead_sockets;
 mod delivery;
 mod failover;
 mod failures;

@@ -15,12 +15,7 @@ use outbox_testkit::{
 
 use tokio::sync::Notify;
 
-use crate::shop::{DEADLINE, ORDERS, Running, Shop, consumer_at, run, ship};
-
-fn unharmed(consumer: &Running) {
-    let counts = consumer.counters.snapshot();
-    assert_eq!((counts.failed, counts.dead, counts.lost), (0, 0, 0));
-}
+use crate::shop::{DEADLINE, ORDERS, Running, Shop, consumer_at, run, ship, unharmed};
 
 #[tokio::test]
 async fn a_postgres_restart_loses_nothing() {
@@ -231,34 +226,6 @@ async fn a_long_outage_of_postgres_is_met_at_an_even_pace_and_ends_at_once() {
     consumer.stop().await;
 }
 
-/// No FIN, no RST: only the silence tells.
-#[tokio::test]
-async fn half_open_sockets_to_both_servers_are_found() {
-    let postgres = Postgres::shared().await.unwrap();
-    let shop = Shop::open().await;
-    let (to_postgres, to_redis) = (
-        Proxy::start(postgres.port()).await.unwrap(),
-        Proxy::start(shop.redis.port()).await.unwrap(),
-    );
-    let builder = consumer_at(
-        &postgres.url_via(to_postgres.port(), &shop.database),
-        &shop.redis.url_via(to_redis.port()),
-    );
-    shop.publish("orders", "a").await;
-    let consumer = run(builder.topic("orders"), ship);
-    shop.effects_are(&["a"]).await;
-    shop.nothing_pending().await;
-
-    to_postgres.blackhole().await.unwrap();
-    to_redis.blackhole().await.unwrap();
-    shop.publish_many(20).await;
-
-    shop.single_effects(21).await;
-    shop.nothing_pending().await;
-    unharmed(&consumer);
-    consumer.stop().await;
-}
-
 #[tokio::test]
 async fn a_lost_reply_to_commit_doubles_nothing() {
     let postgres = Postgres::shared().await.unwrap();
@@ -330,37 +297,6 @@ async fn entries_whose_delivery_was_lost_are_found_among_ones_own() {
     shop.effects_are(&["a", "b", "c"]).await;
     shop.nothing_pending().await;
     assert_eq!(consumer.counters.snapshot().claimed, 0);
-    unharmed(&consumer);
-    consumer.stop().await;
-}
-
-/// The handler's statement has been answered, but the answer never comes; nothing limits the handler itself.
-#[tokio::test]
-async fn a_half_open_socket_under_a_handlers_statement_is_found() {
-    let postgres = Postgres::shared().await.unwrap();
-    let shop = Shop::open().await;
-    let proxy = Proxy::start(postgres.port()).await.unwrap();
-    let url = postgres.url_via(proxy.port(), &shop.database);
-    let (begun, runs) = (Arc::new(Notify::new()), Arc::new(AtomicU32::new(0)));
-    let (began, run_number) = (Arc::clone(&begun), Arc::clone(&runs));
-    let builder = consumer_at(&url, &shop.redis.url()).topic("orders");
-    let consumer = run(
-        builder.response_timeout(Duration::from_secs(1)),
-        async move |tx: &Transaction<'_>, message: &Message| {
-            if run_number.fetch_add(1, Ordering::SeqCst) == 0 {
-                began.notify_one();
-                tx.execute("SELECT pg_sleep(1)", &[]).await?;
-            }
-            ship(tx, message).await
-        },
-    );
-    shop.publish("orders", "a").await;
-    begun.notified().await;
-    proxy.blackhole().await.unwrap();
-
-    shop.effects_are(&["a"]).await;
-    shop.nothing_pending().await;
-    assert_eq!(runs.load(Ordering::SeqCst), 2);
     unharmed(&consumer);
     consumer.stop().await;
 }

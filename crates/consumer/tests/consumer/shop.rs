@@ -280,6 +280,12 @@ fn quickly(builder: Builder) -> Builder {
         .lease(ms(1_000))
 }
 
+/// Nothing of an outage counts for a message.
+pub(crate) fn unharmed(consumer: &Running) {
+    let counts = consumer.counters.snapshot();
+    assert_eq!((counts.failed, counts.dead, counts.lost), (0, 0, 0));
+}
+
 /// The stream of a topic that has one partition.
 pub(crate) fn stream(topic: &str) -> String {
     format!("outbox:{topic}")
