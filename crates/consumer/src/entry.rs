@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use redis::Value;
+use redis::{RedisWrite, ToRedisArgs, Value};
 
 /// Where an entry stands in its stream: its id as the two numbers that it consists of.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,6 +25,12 @@ impl Place {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.milliseconds, self.sequence)
+    }
+}
+
+impl ToRedisArgs for Place {
+    fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
+        out.write_arg_fmt(self);
     }
 }
 

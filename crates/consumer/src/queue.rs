@@ -270,7 +270,8 @@ impl Queue {
         self.0.group_made.swap(false, Ordering::Relaxed)
     }
 
-    /// The next batch for a lane, once there is one. Its keys are on this lane until [`Queue::finish`].
+    /// The next batch for a lane, once there is one. Its keys are on this lane until [`Queue::release_keys`] or
+    /// [`Queue::finish`], its entries in hand until the latter.
     pub(crate) async fn next(&self, stop: &CancellationToken) -> Result<Batch, Halt> {
         loop {
             let work = self.0.work.notified();
@@ -294,6 +295,19 @@ impl Queue {
                 () = stop.cancelled() => return Err(Halt::Stopped),
             }
         }
+    }
+
+    /// What a batch did is committed, so that the next messages of its keys may run before it is finished. Its entries
+    /// stay in hand.
+    pub(crate) fn release_keys(&self, ticket: &mut Ticket) {
+        let keys = std::mem::take(&mut ticket.keys);
+        if keys.is_empty() {
+            return;
+        }
+        if let Some(line) = self.lines().line_of(&ticket.source) {
+            line.release(&keys);
+        }
+        self.0.work.notify_waiters();
     }
 
     /// Takes back a batch: `unsettled` are its items that must run again, in their order; all others are settled.
@@ -323,8 +337,8 @@ impl Queue {
 #[derive(Debug)]
 pub(crate) struct Ticket {
     pub(crate) source: Arc<Source>,
-    entries: Vec<Place>,
-    /// Hashes.
+    pub(crate) entries: Vec<Place>,
+    /// Hashes. None once they are released.
     keys: Vec<u64>,
     began: Instant,
 }

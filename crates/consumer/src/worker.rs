@@ -1,4 +1,4 @@
-//! A batch until each of its messages is settled: applied, known already, or set aside; then acknowledged.
+//! A batch until each of its messages is settled: applied, known already, or set aside; and its acknowledgement.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{
     counters::{Count, Counters},
     dead_letters::SetAside,
     decision::{Decision, Fault},
-    entry::Entry,
+    entry::{Entry, Place},
     failures::Attempts,
     handler::Apply,
     inbox::Inbox,
@@ -33,6 +33,15 @@ enum Counted {
     Now(u32),
     /// Earlier ones.
     Before,
+}
+
+/// How far a batch is settled.
+pub(crate) enum Settled {
+    /// What became of all of it is committed: applied now or before, or set aside. It is to be acknowledged.
+    Committed,
+    /// It is acknowledged, but for what must run again, in its order: what failed and may be tried again, and what
+    /// came after it with the same ordering key.
+    Acknowledged { unsettled: Vec<Item> },
 }
 
 /// Settles batches with the application's handler. It is shared by the lanes of a member.
@@ -69,19 +78,18 @@ impl<A: Apply> Worker<A> {
         }
     }
 
-    /// Settles the items of a batch, and returns those that must run again, in their order: what failed and may be
-    /// tried again, and what came after it with the same ordering key. After the stop signal it finishes what runs
-    /// and halts before the next message; the rest stays pending.
+    /// Settles the items of a batch. After the stop signal it finishes what runs and halts before the next message; the
+    /// rest stays pending.
     pub(crate) async fn settle(
         &self,
         source: &Arc<Source>,
         items: Vec<Item>,
-    ) -> Result<Vec<Item>, Halt> {
+    ) -> Result<Settled, Halt> {
         let mut together = Vec::with_capacity(items.len());
         for item in items {
             match (item.parcel, item.delivery) {
                 (Parcel::Malformed(entry, malformed), _) => {
-                    self.settle_malformed(source, entry, &malformed).await?;
+                    return self.settle_malformed(source, entry, &malformed).await;
                 }
                 (Parcel::Message(message), Delivery::First) => together.push(*message),
                 (Parcel::Message(message), Delivery::Again) => {
@@ -89,8 +97,7 @@ impl<A: Apply> Worker<A> {
                 }
                 (Parcel::Message(message), Delivery::Failed { recorded }) => {
                     let attempts = recorded.then_some(Counted::Before);
-                    let unsettled = self.settle_alone(*message, attempts).await?;
-                    return Ok(Vec::from_iter(unsettled));
+                    return self.settle_alone(*message, attempts).await;
                 }
             }
         }
@@ -102,7 +109,7 @@ impl<A: Apply> Worker<A> {
         source: &Source,
         entry: Entry,
         malformed: &Malformed,
-    ) -> Result<(), Halt> {
+    ) -> Result<Settled, Halt> {
         self.patience
             .insist("set aside a malformed entry", async || {
                 self.inbox
@@ -117,7 +124,7 @@ impl<A: Apply> Worker<A> {
             "malformed entry set aside"
         );
         self.counters.add(&source.stream, Count::Dead, 1);
-        self.acknowledge(source, &[&entry.id]).await
+        Ok(Settled::Committed)
     }
 
     /// First deliveries: one transaction for all. If a handler fails, it may be for what its batch mates
@@ -126,18 +133,14 @@ impl<A: Apply> Worker<A> {
         &self,
         mut messages: Vec<Message>,
         source: &Arc<Source>,
-    ) -> Result<Vec<Item>, Halt> {
-        if messages.len() > 1 {
-            let applied = self.apply(&mut messages, false).await?;
-            match applied {
-                Ok(()) => {
-                    let ids: Vec<&str> = messages.iter().map(Message::entry_id).collect();
-                    self.acknowledge(source, &ids).await?;
-                    return Ok(Vec::new());
-                }
-                Err(trouble) => {
-                    info!(stream = source.stream, messages = messages.len(), error = %trouble, "batch failed; one by one");
-                }
+    ) -> Result<Settled, Halt> {
+        if messages.len() == 1 {
+            return self.settle_alone(messages.remove(0), None).await;
+        }
+        match self.apply(&mut messages, false).await? {
+            Ok(()) => return Ok(Settled::Committed),
+            Err(trouble) => {
+                info!(stream = source.stream, messages = messages.len(), error = %trouble, "batch failed; one by one");
             }
         }
         let mut unsettled: Vec<Item> = Vec::new();
@@ -149,21 +152,24 @@ impl<A: Apply> Worker<A> {
                 unsettled.push(Item::message(message, delivery));
                 continue;
             }
-            unsettled.extend(self.settle_alone(message, None).await?);
+            let place = message.place();
+            match self.settle_alone(message, None).await? {
+                Settled::Committed => self.acknowledge(source, &[place]).await?,
+                Settled::Acknowledged { unsettled: again } => unsettled.extend(again),
+            }
         }
-        Ok(unsettled)
+        Ok(Settled::Acknowledged { unsettled })
     }
 
     /// An entry that was given out before: the process may have died of it. Its attempt is committed
     /// before it runs, so that a handler that kills the process cannot do so for ever.
-    async fn settle_redelivered(&self, mut message: Message) -> Result<Vec<Item>, Halt> {
+    async fn settle_redelivered(&self, mut message: Message) -> Result<Settled, Halt> {
         let settled = self.patience.insist("look up an entry", async || {
             self.inbox.is_settled(&message).await
         });
         if settled.await? {
             self.counters.add(message.stream(), Count::Repeated, 1);
-            self.acknowledge_message(&message).await?;
-            return Ok(Vec::new());
+            return Ok(Settled::Committed);
         }
         let attempts = self.count_attempt(&message, None).await?;
         if attempts.count > self.max_attempts {
@@ -171,26 +177,23 @@ impl<A: Apply> Worker<A> {
                 .last_error
                 .as_deref()
                 .unwrap_or(REASON_PROCESS_ENDED);
-            self.set_aside(&message, attempts.count - 1, reason).await?;
-            return Ok(Vec::new());
+            return self.set_aside(&message, attempts.count - 1, reason).await;
         }
         message.set_attempts_before(attempts.count - 1);
         let counted = Counted::Now(attempts.count);
-        let unsettled = self.settle_alone(message, Some(counted)).await?;
-        Ok(Vec::from_iter(unsettled))
+        self.settle_alone(message, Some(counted)).await
     }
 
-    /// One attempt of one message, in a transaction of its own. Returned if it failed and may be tried again.
+    /// One attempt of one message, in a transaction of its own. It is unsettled if it failed and may be tried again.
     /// `counted` says what is recorded of it.
     async fn settle_alone(
         &self,
         message: Message,
         counted: Option<Counted>,
-    ) -> Result<Option<Item>, Halt> {
+    ) -> Result<Settled, Halt> {
         let mut alone = vec![message];
         let Err(trouble) = self.apply(&mut alone, counted.is_some()).await? else {
-            self.acknowledge_message(&alone[0]).await?;
-            return Ok(None);
+            return Ok(Settled::Committed);
         };
         let mut message = alone.remove(0);
         let attempts = match counted {
@@ -211,8 +214,7 @@ impl<A: Apply> Worker<A> {
         self.counters.add(message.stream(), Count::Failed, 1);
         let rejected = trouble.decision() == Decision::SetAside;
         if rejected || attempts >= self.max_attempts {
-            self.set_aside(&message, attempts, &trouble.text).await?;
-            return Ok(None);
+            return self.set_aside(&message, attempts, &trouble.text).await;
         }
         let wait = match trouble.fault {
             Fault::HandlerPostpones(wait) => wait,
@@ -224,7 +226,8 @@ impl<A: Apply> Worker<A> {
         );
         message.set_attempts_before(attempts);
         let item = Item::message(message, Delivery::Failed { recorded: true });
-        Ok(Some(item.not_before(Instant::now() + wait)))
+        let unsettled = vec![item.not_before(Instant::now() + wait)];
+        Ok(Settled::Acknowledged { unsettled })
     }
 
     /// Applies messages in one transaction, waiting out outages. The inner error is a handler's failure.
@@ -284,7 +287,12 @@ impl<A: Apply> Worker<A> {
             .await
     }
 
-    async fn set_aside(&self, message: &Message, attempts: u32, reason: &str) -> Result<(), Halt> {
+    async fn set_aside(
+        &self,
+        message: &Message,
+        attempts: u32,
+        reason: &str,
+    ) -> Result<Settled, Halt> {
         let outcome = self
             .patience
             .insist("set a message aside", async || {
@@ -305,19 +313,15 @@ impl<A: Apply> Worker<A> {
             }
             SetAside::Applied => self.counters.add(message.stream(), Count::Repeated, 1),
         }
-        self.acknowledge_message(message).await
-    }
-
-    async fn acknowledge_message(&self, message: &Message) -> Result<(), Halt> {
-        self.acknowledge(message.source(), &[message.entry_id()])
-            .await
+        Ok(Settled::Committed)
     }
 
     /// Tells Redis that entries are settled. A crash before this delivers them again, to be found in the
     /// inbox. It goes on trying after the stop signal: what has run is acknowledged if the grace period allows.
-    async fn acknowledge(&self, source: &Source, ids: &[&str]) -> Result<(), Halt> {
+    pub(crate) async fn acknowledge(&self, source: &Source, entries: &[Place]) -> Result<(), Halt> {
         let mut command = redis::cmd("XACK");
-        command.arg(&source.stream).arg(&self.inbox.group).arg(ids);
+        command.arg(&source.stream).arg(&self.inbox.group);
+        command.arg(entries);
         let mut backoff = self.patience.backoff();
         loop {
             match self.control.query(&command).await {

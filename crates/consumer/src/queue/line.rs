@@ -208,12 +208,17 @@ impl Line {
         taken
     }
 
+    /// Lets other lanes take messages with these keys.
+    pub(super) fn release(&mut self, keys: &[u64]) {
+        for key in keys {
+            self.busy.remove(key);
+        }
+    }
+
     /// Ends a batch. What is unsettled goes to the front: it came before everything that waits with its key.
     pub(super) fn take_back(&mut self, ticket: &Ticket, unsettled: Vec<Item>) {
         self.running -= ticket.entries.len();
-        for key in &ticket.keys {
-            self.busy.remove(key);
-        }
+        self.release(&ticket.keys);
         for place in &ticket.entries {
             self.in_hand.remove(place);
         }

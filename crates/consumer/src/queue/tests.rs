@@ -66,6 +66,27 @@ fn one_key_is_on_one_lane_at_a_time() {
 }
 
 #[test]
+fn what_follows_a_committed_message_of_its_key_need_not_wait_for_its_acknowledgement() {
+    let (queue, source) = queue(1, 2);
+    let items = ["1", "2", "3"].map(|id| item(&source, id, Some("a")));
+    queue.add(&source, items.into());
+    let mut first = take(&queue).unwrap();
+    assert!(take(&queue).is_none());
+    queue.release_keys(&mut first.ticket);
+    let second = take(&queue).unwrap();
+    assert_eq!(ids(&second), ["2"]);
+    // It is still in hand: kept fresh, not taken in again, and no room for another.
+    assert_eq!(queue.in_hand()[0].1.len(), 3);
+    assert_eq!(queue.room(), 1);
+    queue.finish(first.ticket, Vec::new());
+    assert_eq!(queue.room(), 2);
+    // The key is on the other lane now.
+    assert!(take(&queue).is_none());
+    queue.finish(second.ticket, Vec::new());
+    assert_eq!(ids(&take(&queue).unwrap()), ["3"]);
+}
+
+#[test]
 fn what_failed_comes_again_before_what_follows_it_and_other_keys_go_on() {
     let (queue, source) = queue(10, 1);
     let items = [("1", "a"), ("2", "a"), ("3", "b")];

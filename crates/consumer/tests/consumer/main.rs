@@ -5,6 +5,7 @@
     reason = "the helpers of a test fail like the test"
 )]
 
+mod acknowledging;
 mod chaos;
 mod conflicts;
 mod database_restores;
