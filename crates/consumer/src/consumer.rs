@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use deadpool_postgres::{Pool, Transaction};
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -22,7 +23,7 @@ use crate::{
 /// or roll back that transaction. If it fails, all of the transaction is rolled back.
 ///
 /// A member applies one batch at a time for each of its [lanes](Builder::lanes), and uses one connection of the pool for
-/// each and three more. For more throughput, run several members, or more lanes.
+/// each, which it keeps as long as it runs, and three more. For more throughput, run several members, or more lanes.
 #[must_use = "a consumer does nothing until it is run"]
 pub struct Consumer {
     settings: Settings,
@@ -156,7 +157,7 @@ impl Consumer {
         A: Apply + Send + 'static,
     {
         on_own_thread(
-            move |stop, abandoned| self.supervise(handler, stop, abandoned),
+            move |stop, abandoned, here| self.supervise(handler, stop, abandoned, here),
             shutdown,
         )
         .await
@@ -167,6 +168,7 @@ impl Consumer {
         handler: A,
         stop: CancellationToken,
         abandoned: CancellationToken,
+        here: Handle,
     ) -> Result<(), Error> {
         let grace = self.settings.grace;
         let patience = Patience {
@@ -174,7 +176,7 @@ impl Consumer {
             stop: stop.clone(),
             counters: self.counters.clone(),
         };
-        let mut member = Member::new(self.settings, handler, patience);
+        let mut member = Member::new(self.settings, handler, patience, here);
         let result = tokio::select! {
             biased;
             () = abandoned.cancelled() => return Ok(()),

@@ -10,7 +10,6 @@ use std::{
 };
 
 use deadpool_postgres::{Object, Pool, Transaction};
-use tokio::time::timeout;
 use tokio_postgres::{ToStatement, types::ToSql};
 
 use crate::{
@@ -21,6 +20,8 @@ use crate::{
     handler::Apply,
     message::Source,
     opening::{Keys, Openings, Statements},
+    own_connections::OwnConnections,
+    own_thread::in_time,
     queries,
     trouble::Trouble,
 };
@@ -110,11 +111,12 @@ impl Inbox {
     /// `forget_attempts` also deletes what is recorded of earlier attempts.
     pub(crate) async fn apply<A: Apply>(
         &self,
+        connections: &OwnConnections,
         handler: &A,
         messages: &mut Vec<Message>,
         forget_attempts: bool,
     ) -> Result<Applied, Trouble> {
-        let mut connection = self.connect().await?;
+        let mut connection = connections.get().await?;
         let expected = match self.all_new.load(Ordering::Relaxed) {
             true => Keys::AllNew,
             false => Keys::MayBeKnown,
@@ -136,12 +138,21 @@ impl Inbox {
                 .await;
         }
         match &result {
-            Ok(_) => {}
+            Ok(_) => connections.put_back(connection),
             Err(trouble) if trouble.decision().blames_the_message() => {
                 // A plan that a schema change has made invalid must not fail every further attempt.
                 connection.statement_cache.clear();
+                connections.put_back(connection);
             }
-            Err(trouble) => self.give_up(connection, trouble),
+            Err(trouble) => match verdict(trouble) {
+                Verdict::Good => connections.put_back(connection),
+                Verdict::Bad => drop(connection),
+                Verdict::AllBad => {
+                    drop(connection);
+                    connections.close_idle();
+                    self.pool.retain(|_, _| false);
+                }
+            },
         }
         result
     }
@@ -309,9 +320,9 @@ impl Inbox {
     }
 
     pub(crate) async fn connect(&self) -> Result<Object, Trouble> {
-        match timeout(self.response_timeout, self.pool.get()).await {
-            Ok(connection) => Ok(connection?),
-            Err(_) => Err(Trouble::postgres_silent()),
+        match in_time(self.response_timeout, self.pool.get()).await {
+            Some(connection) => Ok(connection?),
+            None => Err(Trouble::postgres_silent()),
         }
     }
 
@@ -319,23 +330,39 @@ impl Inbox {
         &self,
         statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T, Trouble> {
-        match timeout(self.response_timeout, statement).await {
-            Ok(result) => Ok(result?),
-            Err(_) => Err(Trouble::postgres_silent()),
+        match in_time(self.response_timeout, statement).await {
+            Some(result) => Ok(result?),
+            None => Err(Trouble::postgres_silent()),
         }
     }
 
     /// Closes a connection that met an outage instead of handing it back, so that the next try resolves
     /// the address anew. Where Postgres fell silent, the idle ones of the pool are as suspect.
     pub(crate) fn give_up(&self, connection: Object, trouble: &Trouble) {
-        match trouble.fault {
-            Fault::Conflict | Fault::UniqueViolation | Fault::LeaseLost => {}
-            Fault::PostgresSilent => {
+        match verdict(trouble) {
+            Verdict::Good => {}
+            Verdict::Bad => drop(Object::take(connection)),
+            Verdict::AllBad => {
                 drop(Object::take(connection));
                 self.pool.retain(|_, _| false);
             }
-            _ => drop(Object::take(connection)),
         }
+    }
+}
+
+/// What trouble says of the connection that it was met on.
+enum Verdict {
+    Good,
+    Bad,
+    /// And those that nobody uses are as suspect.
+    AllBad,
+}
+
+fn verdict(trouble: &Trouble) -> Verdict {
+    match trouble.fault {
+        Fault::Conflict | Fault::UniqueViolation | Fault::LeaseLost => Verdict::Good,
+        Fault::PostgresSilent => Verdict::AllBad,
+        _ => Verdict::Bad,
     }
 }
 

@@ -65,6 +65,7 @@ mod member;
 mod message;
 pub mod metric_names;
 mod opening;
+mod own_connections;
 mod own_thread;
 mod patience;
 mod queries;

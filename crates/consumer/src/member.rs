@@ -4,7 +4,7 @@ use std::{rc::Rc, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use redis::Script;
-use tokio::{task::JoinSet, time::timeout};
+use tokio::{runtime::Handle, task::JoinSet, time::timeout};
 use tracing::{debug, info};
 
 use crate::{
@@ -45,7 +45,7 @@ pub(crate) struct Member<A> {
 }
 
 impl<A: Apply> Member<A> {
-    pub(crate) fn new(settings: Settings, handler: A, patience: Patience) -> Self {
+    pub(crate) fn new(settings: Settings, handler: A, patience: Patience, here: Handle) -> Self {
         let timeout = settings.response_timeout;
         let control = Link::new(
             settings.redis.clone(),
@@ -66,6 +66,7 @@ impl<A: Apply> Member<A> {
             queue.clone(),
             handler,
             patience.clone(),
+            here,
         ));
         let lane = |_| Lane::new(queue.clone(), Rc::clone(&worker), patience.clone());
         Self {

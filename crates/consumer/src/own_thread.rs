@@ -1,16 +1,27 @@
 //! A thread for what handlers run in, so that their futures need not be `Send`.
 
-use tokio::{runtime::Handle, sync::oneshot};
+use std::{future::poll_fn, pin::pin, time::Duration};
+
+use futures_util::FutureExt as _;
+use tokio::{
+    runtime::{self, Handle},
+    sync::oneshot,
+    task::yield_now,
+    time::timeout,
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span, instrument::WithSubscriber as _};
 
 use crate::Error;
 
+/// Looks after the end of a limit. By the third, what had arrived was read and handed on.
+const LATE_LOOKS: u32 = 3;
+
 /// Runs work on a thread of its own, with the I/O and timers of the runtime this is called in. Whether the future of
 /// an async closure is `Send` cannot be written down in stable Rust, and this way it need not be.
 ///
 /// `make` is given two tokens: the first is cancelled when `shutdown` is done, the second when the returned future is
-/// dropped.
+/// dropped. And it is given the runtime of the thread itself: what belongs to that one ends with the work.
 ///
 /// # Panics
 ///
@@ -24,22 +35,26 @@ pub(crate) async fn on_own_thread<M, W>(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error>
 where
-    M: FnOnce(CancellationToken, CancellationToken) -> W + Send + 'static,
+    M: FnOnce(CancellationToken, CancellationToken, Handle) -> W + Send + 'static,
     W: Future<Output = Result<(), Error>>,
 {
     let stop = CancellationToken::new();
     let abandoned = CancellationToken::new();
     let _abandon_on_drop = abandoned.clone().drop_guard();
     let (done, mut ended) = oneshot::channel();
-    let runtime = Handle::current();
+    let caller = Handle::current();
     let span = Span::current();
     let dispatch = tracing::dispatcher::get_default(Clone::clone);
     let thread_stop = stop.clone();
     std::thread::Builder::new()
         .name("outbox-consumer".to_owned())
         .spawn(move || {
-            let work = make(thread_stop, abandoned);
-            let result = runtime.block_on(work.instrument(span).with_subscriber(dispatch));
+            let here = runtime::Builder::new_current_thread().enable_all().build();
+            let result = here.map_err(Error::Thread).and_then(|here| {
+                let work = make(thread_stop, abandoned, here.handle().clone());
+                let work = work.instrument(span).with_subscriber(dispatch);
+                here.block_on(driven_by(&caller, work))
+            });
             // Nobody listens any more if the future was dropped.
             let _ = done.send(result);
         })
@@ -49,4 +64,30 @@ where
         () = shutdown => stop.cancel(),
     }
     ended.await.unwrap_or(Err(Error::Ended))
+}
+
+/// Does work as if on another runtime: what it opens, spawns or waits for belongs to that one.
+pub(crate) async fn driven_by<T>(runtime: &Handle, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    poll_fn(|context| {
+        let _entered = runtime.enter();
+        work.as_mut().poll(context)
+    })
+    .await
+}
+
+/// The result of work if it comes in time. Where a handler has blocked this thread meanwhile, what arrived by then is as
+/// good, although nobody could read it.
+pub(crate) async fn in_time<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    if let Ok(done) = timeout(limit, &mut work).await {
+        return Some(done);
+    }
+    for _ in 0..LATE_LOOKS {
+        yield_now().await;
+        if let Some(done) = work.as_mut().now_or_never() {
+            return Some(done);
+        }
+    }
+    None
 }

@@ -209,7 +209,7 @@ impl RedisInbox {
     {
         let settings = self.check()?;
         on_own_thread(
-            move |stop, abandoned| async move {
+            move |stop, abandoned, _| async move {
                 let mut member = Member::new(settings, handler, stop);
                 tokio::select! {
                     biased;

@@ -3,9 +3,9 @@
 use std::convert::Infallible;
 
 use deadpool_postgres::Transaction;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-use crate::{inbox::Inbox, queries, trouble::Trouble};
+use crate::{inbox::Inbox, own_thread::in_time, queries, trouble::Trouble};
 
 impl Inbox {
     /// Ends when the connection of a handler's transaction is dead although nothing has closed it; never
@@ -32,7 +32,7 @@ impl Inbox {
             // It is answered after the handler's own statement, if one is under way.
             let sign = transaction.batch_execute("");
             tokio::pin!(sign);
-            while timeout(self.response_timeout, &mut sign).await.is_err() {
+            while in_time(self.response_timeout, &mut sign).await.is_none() {
                 // Only a server that answers elsewhere, and knows of no work, proves the connection dead. In an
                 // outage the wait goes on until it is over.
                 if let Ok(false) = self.is_at_work(backend).await {

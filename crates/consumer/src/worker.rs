@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
+use tokio::{runtime::Handle, time::Instant};
 use tracing::{error, info, warn};
 
 use crate::{
@@ -18,6 +18,7 @@ use crate::{
     inbox::Inbox,
     link::Link,
     message::{Malformed, Source},
+    own_connections::OwnConnections,
     patience::{Halt, Patience},
     queue::{Delivery, Item, Parcel, Queue},
     trouble::Trouble,
@@ -47,6 +48,8 @@ pub(crate) enum Settled {
 /// Settles batches with the application's handler. It is shared by the lanes of a member.
 pub(crate) struct Worker<A> {
     pub(crate) inbox: Arc<Inbox>,
+    /// For batches.
+    connections: OwnConnections,
     /// Acknowledges.
     control: Link,
     queue: Queue,
@@ -65,9 +68,15 @@ impl<A: Apply> Worker<A> {
         queue: Queue,
         handler: A,
         patience: Patience,
+        here: Handle,
     ) -> Self {
         Self {
             inbox,
+            connections: OwnConnections::new(
+                settings.pool.clone(),
+                here,
+                settings.response_timeout,
+            ),
             control,
             queue,
             handler,
@@ -240,7 +249,7 @@ impl<A: Apply> Worker<A> {
         loop {
             match self
                 .inbox
-                .apply(&self.handler, messages, forget_attempts)
+                .apply(&self.connections, &self.handler, messages, forget_attempts)
                 .await
             {
                 Ok(applied) => {

@@ -18,6 +18,7 @@ mod lanes;
 mod ordered;
 mod outages;
 mod outcomes;
+mod own_thread;
 mod ownership;
 mod partitions;
 mod processes;
