@@ -28,8 +28,10 @@ use crate::publisher::{PageWrite, Published, Publisher};
 use crate::reader::{Page, Reader};
 use crate::takeover::{TakenOver, take_over};
 
-/// Pages without a rest in between from which on the relay is busy.
-const PAGES_BUSY: u32 = 4;
+/// Messages without a rest in between from which on the relay is busy. A trickle brings a few in a row by chance, one
+/// by one; two that come together count as [`TOGETHER`].
+const BUSY: u32 = 16;
+const TOGETHER: u32 = 4;
 
 /// Everything that one leadership holds.
 struct Leader<'c> {
@@ -40,7 +42,7 @@ struct Leader<'c> {
     reader: Reader,
     /// While the `asleep` lock is held: writers that may have looked at it before.
     lying: Option<Vec<Writer>>,
-    /// Pages since the relay last rested.
+    /// Messages since the relay last rested, as [`BUSY`] counts them.
     unrested: u32,
     progress: Progress,
     /// What was read beyond the page at hand.
@@ -216,8 +218,10 @@ impl Leader<'_> {
             .into();
         // With one page after another, producers need not notify. Few pages are not worth the statements: the relay
         // stays down.
-        self.unrested = self.unrested.saturating_add(1);
-        let busy = page.more && page.rows.len() > 1 || self.unrested >= PAGES_BUSY;
+        let together = page.more || page.rows.len() > 1;
+        let weight = if together { TOGETHER } else { 1 };
+        self.unrested = self.unrested.saturating_add(weight);
+        let busy = page.more && page.rows.len() > 1 || self.unrested >= BUSY;
         let rise: OptionFuture<_> = (busy && self.lying.take().is_some()).then_some(rise).into();
         let published = self.session.speaking(self.publisher.publish(&mut write));
         let (published, rise, ahead) = join3(published, rise, ahead).await;
