@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::Leader;
+use super::{BUSY, Leader};
 use crate::error::Result;
 use crate::reader::Page;
 
@@ -22,6 +22,12 @@ impl Leader<'_> {
     /// the relay lay down notifies nobody; so after lying down the relay looks who is open, reads once
     /// more, and keeps looking while one of these is left. A notification that is lost costs a poll interval.
     pub(super) async fn sleep(&mut self) -> Result<Page> {
+        if self.lying.is_none() && self.unrested >= BUSY {
+            let page = self.linger().await?;
+            if !page.is_empty() {
+                return Ok(page);
+            }
+        }
         let mut looks = 0;
         let mut page = match &self.lying {
             // Whoever has committed since the last look has notified.
@@ -46,6 +52,17 @@ impl Leader<'_> {
                 self.unrested = 0;
             }
             page = self.look_lying(notified).await?;
+        }
+        Ok(page)
+    }
+
+    /// Looks once more after a lull before a busy relay lies down, since commits that notify wait for each other. The busy
+    /// time is over where not even two messages came meanwhile.
+    async fn linger(&mut self) -> Result<Page> {
+        self.session.speaking(self.rest(LULL)).await?;
+        let page = self.reader.trip(&self.session).await?;
+        if page.rows.len() < 2 {
+            self.unrested = 0;
         }
         Ok(page)
     }
