@@ -53,12 +53,18 @@ impl OwnConnections {
         }
     }
 
-    /// One that the pool has open already is driven elsewhere; it makes room for a new one.
+    /// Those that the pool has open already are driven elsewhere: they go back to it when there is a new one. Where the
+    /// pool is full, one of them makes room.
     async fn open(&self) -> Result<OwnConnection, Trouble> {
+        let mut others = Vec::new();
         loop {
-            let connection = OwnConnection(Some(self.pool.get().await?));
+            let mut connection = OwnConnection(Some(self.pool.get().await?));
             if connection.is_new() {
                 return Ok(connection);
+            }
+            let pool = self.pool.status();
+            if pool.size < pool.max_size {
+                others.push(connection.0.take());
             }
         }
     }

@@ -11,7 +11,7 @@ use std::{
 use futures_util::future::join_all;
 use outbox_consumer::{HandlerError, Message, Transaction};
 
-use crate::shop::{Shop, pool, run, ship, unharmed};
+use crate::shop::{Shop, pool, pool_of, run, ship, unharmed};
 
 /// Longer than anything may take to answer: what was answered meanwhile is no outage, on this lane or the other.
 #[tokio::test]
@@ -67,6 +67,35 @@ async fn a_consumer_that_stops_breaks_no_connection_that_others_have_of_its_pool
 
     for result in slow {
         result.unwrap();
+    }
+}
+
+/// The lane's is a new one. What the pool has open already it keeps, but for one where it is full.
+#[tokio::test]
+async fn a_lane_takes_no_connection_that_others_opened() {
+    for (connections_max, left) in [(8, 4), (4, 3)] {
+        let shop = Shop::open().await;
+        let pool = pool_of(&shop.postgres_url, connections_max);
+        let connections = join_all((0..4).map(|_| pool.get())).await;
+        let connections: Vec<_> = connections.into_iter().map(Result::unwrap).collect();
+        let sessions = connections
+            .iter()
+            .map(|connection| connection.query_one("SELECT pg_backend_pid()", &[]));
+        let sessions: Vec<i32> = join_all(sessions)
+            .await
+            .into_iter()
+            .map(|row| row.unwrap().get(0))
+            .collect();
+        drop(connections);
+
+        let consumer = run(shop.consumer_on(pool), ship);
+        shop.publish("orders", "a").await;
+        shop.effects_are(&["a"]).await;
+
+        let alive = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY ($1)";
+        let alive: i64 = shop.db.query_one(alive, &[&sessions]).await.unwrap().get(0);
+        assert_eq!(alive, left);
+        consumer.stop().await;
     }
 }
 
