@@ -2,7 +2,7 @@
 
 use std::{rc::Rc, sync::Arc, time::Duration};
 
-use futures_util::future::join_all;
+use futures_util::{FutureExt as _, future::join_all};
 use redis::Script;
 use tokio::{runtime::Handle, task::JoinSet, time::timeout};
 use tracing::{debug, info};
@@ -97,14 +97,17 @@ impl<A: Apply> Member<A> {
 
     /// The reader and the lanes, and beside them what has waited in the table of dead letters, the upkeep and the
     /// keeper. Each finishes what it is at after the stop signal; if one cannot go on, that stops the others.
+    ///
+    /// Each is boxed: without optimization, every function on the way has copies of a future on the stack, and a handler
+    /// needs room there too.
     async fn work_until_halt(&mut self) -> Halt {
-        if let Err(halt) = self.start().await {
+        if let Err(halt) = self.start().boxed_local().await {
             return halt;
         }
         let Some(mut upkeep) = self.upkeep.take() else {
             return Halt::Stopped;
         };
-        if let Err(halt) = upkeep.begin().await {
+        if let Err(halt) = upkeep.begin().boxed_local().await {
             return halt;
         }
         info!(
@@ -127,13 +130,14 @@ impl<A: Apply> Member<A> {
         let lanes = self
             .lanes
             .iter()
-            .map(|lane| patience.stopping_all(lane.work()));
+            .map(|lane| patience.stopping_all(lane.work().boxed_local()));
+        let letters = self.worker.redeliver(topics, self.settings.claim_after);
         let work = async {
             let (reader, lanes, letters, upkeep) = tokio::join!(
-                patience.stopping_all(self.reader.read()),
+                patience.stopping_all(self.reader.read().boxed_local()),
                 join_all(lanes),
-                patience.stopping_all(self.worker.redeliver(topics, self.settings.claim_after)),
-                patience.stopping_all(upkeep.go_on()),
+                patience.stopping_all(letters.boxed_local()),
+                patience.stopping_all(upkeep.go_on().boxed_local()),
             );
             let all = lanes.into_iter().chain([reader, letters, upkeep]);
             all.into_iter()

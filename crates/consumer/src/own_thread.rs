@@ -2,20 +2,18 @@
 
 use std::{future::poll_fn, pin::pin, time::Duration};
 
-use futures_util::FutureExt as _;
 use tokio::{
     runtime::{self, Handle},
     sync::oneshot,
-    task::yield_now,
-    time::timeout,
+    time::{Instant, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span, instrument::WithSubscriber as _};
 
 use crate::Error;
 
-/// Looks after the end of a limit. By the third, what had arrived was read and handed on.
-const LATE_LOOKS: u32 = 3;
+/// How late the end of a limit is noticed on a thread that nobody blocks, at the most.
+const LATE: Duration = Duration::from_millis(10);
 
 /// Runs work on a thread of its own, with the I/O and timers of the runtime this is called in. Whether the future of
 /// an async closure is `Send` cannot be written down in stable Rust, and this way it need not be.
@@ -76,18 +74,16 @@ pub(crate) async fn driven_by<T>(runtime: &Handle, work: impl Future<Output = T>
     .await
 }
 
-/// The result of work if it comes in time. Where a handler has blocked this thread meanwhile, what arrived by then is as
-/// good, although nobody could read it.
+/// The result of work if it comes in time. Where a handler was blocking this thread when the time was over, nothing could
+/// be sent or read, and the time begins anew.
 pub(crate) async fn in_time<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
-    if let Ok(done) = timeout(limit, &mut work).await {
-        return Some(done);
-    }
-    for _ in 0..LATE_LOOKS {
-        yield_now().await;
-        if let Some(done) = work.as_mut().now_or_never() {
-            return Some(done);
+    loop {
+        let end = Instant::now() + limit;
+        match timeout_at(end, &mut work).await {
+            Ok(done) => return Some(done),
+            Err(_) if end.elapsed() < LATE => return None,
+            Err(_) => {}
         }
     }
-    None
 }

@@ -8,6 +8,9 @@ use outbox_testkit::{Postgres, Process, ProcessBuilder};
 use super::{Arm, DEADLINE, RELAY_NAME, Stage};
 use crate::{Result, link::Link, programs::GROUP};
 
+/// Half of what a thread has: the other half is for an application's handler.
+const CONSUMER_STACK_BYTES: &str = "1048576";
+
 /// One process with the network before it.
 #[derive(Debug)]
 pub struct Actor {
@@ -129,7 +132,10 @@ impl Stage {
                 Some(own) => Process::builder(&own.program)
                     .env("DATABASE_URL", link.postgres_url())
                     .env("REDIS_URL", link.redis_url()),
-                None => self.program("warehouse", &link).args(self.setting.consumer),
+                None => self
+                    .program("warehouse", &link)
+                    .args(self.setting.consumer)
+                    .env("RUST_MIN_STACK", CONSUMER_STACK_BYTES),
             },
         };
         let process = builder
