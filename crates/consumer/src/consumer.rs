@@ -67,7 +67,8 @@ impl Consumer {
     /// Calls `handler` for each message until `shutdown` is done.
     ///
     /// The handler is an async function or closure. Its future need not be [`Send`]: it runs on a thread
-    /// of its own, with the I/O and timers of the runtime this is called in. It is called with the fresh
+    /// of its own, with the I/O and timers of the runtime this is called in. Of tokio's two ways to block, only
+    /// `spawn_blocking` works there; `block_in_place` panics, as on every runtime of one thread. It is called with the fresh
     /// messages of a batch one after the other, all in one transaction; when one fails, the batch is rolled
     /// back and its messages run again, each in a transaction of its own.
     ///

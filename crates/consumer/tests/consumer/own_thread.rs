@@ -108,11 +108,13 @@ async fn what_a_handler_spawns_outlives_the_consumer() {
         shop.consumer(),
         async move |tx: &Transaction<'_>, message: &Message| {
             let done = done.clone();
+            tokio::task::spawn_blocking(|| ()).await?;
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 done.send(())
             });
-            ship(tx, message).await.map_err(HandlerError::from)
+            ship(tx, message).await?;
+            Ok::<_, HandlerError>(())
         },
     );
     shop.publish("orders", "a").await;
