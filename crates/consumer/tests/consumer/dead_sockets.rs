@@ -123,11 +123,17 @@ async fn a_keeper_whose_socket_died_with_its_rows_locked_keeps_its_streams() {
         shop.effects_are(&["a"]).await;
 
         let dead = die_after(&shop, &way, statement).await;
-        // What was read before the lease ran out does not count.
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        let leases = "SELECT count(*) FROM inbox.leases WHERE expires_at > clock_timestamp()";
+        eventually(DEADLINE, "the end of the lease", || async {
+            shop.count(leases).await == 0
+        })
+        .await
+        .unwrap();
+        // A read that was waiting then may still bring the first.
         shop.publish("orders", "b").await;
+        shop.publish("orders", "c").await;
 
-        shop.effects_are(&["a", "b"]).await;
+        shop.effects_are(&["a", "b", "c"]).await;
         shop.nothing_pending().await;
         ended(&shop, &dead).await;
         unharmed(&consumer);

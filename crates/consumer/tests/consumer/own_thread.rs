@@ -10,6 +10,7 @@ use std::{
 
 use futures_util::future::join_all;
 use outbox_consumer::{HandlerError, Message, Transaction};
+use tokio::sync::Semaphore;
 
 use crate::shop::{Shop, pool, pool_of, run, ship, unharmed};
 
@@ -104,13 +105,15 @@ async fn a_lane_takes_no_connection_that_others_opened() {
 async fn what_a_handler_spawns_outlives_the_consumer() {
     let shop = Shop::open().await;
     let (done, mut dones) = tokio::sync::mpsc::unbounded_channel();
+    let gate = Arc::new(Semaphore::new(0));
+    let go = Arc::clone(&gate);
     let consumer = run(
         shop.consumer(),
         async move |tx: &Transaction<'_>, message: &Message| {
-            let done = done.clone();
+            let (done, go) = (done.clone(), Arc::clone(&go));
             tokio::task::spawn_blocking(|| ()).await?;
             tokio::spawn(async move {
-                tokio::time::sleep(Duration::from_secs(1)).await;
+                let _permit = go.acquire().await;
                 done.send(())
             });
             ship(tx, message).await?;
@@ -121,6 +124,7 @@ async fn what_a_handler_spawns_outlives_the_consumer() {
     shop.effects_are(&["a"]).await;
 
     consumer.stop().await;
+    gate.add_permits(1);
 
     assert_eq!(dones.recv().await, Some(()));
 }
