@@ -20,6 +20,10 @@ use crate::reader::Page;
 /// Largest message that goes by a script, in bytes: scripts copy what they are given.
 const LONE_BYTES_MAX: i64 = 16 * 1024;
 
+/// About the arguments of its script, and their bytes besides the payload, headers and ordering key.
+const LONE_ARGUMENTS: usize = 40;
+const LONE_OTHER_BYTES: usize = 1024;
+
 /// Arguments of an XADD before the fields: the command, the stream and the id.
 const ENTRY_FIELDS_FROM: usize = 3;
 
@@ -161,22 +165,34 @@ impl Publisher {
     /// Publishes a page that is one small message and no more, by one script, which takes Redis half the time of a
     /// transaction. Returns Redis' clock.
     ///
-    /// None where the page is another, or where nothing was done: the transaction then finds out why.
+    /// None where the page is another, where Redis has forgotten the script, which it then has for the next one, or where
+    /// nothing was done: the transaction then finds out why.
     async fn publish_lone(&self, write: &PageWrite) -> Result<Option<i64>> {
         let Some(add) = write.lone() else {
             return Ok(None);
         };
-        let mut script = self.lone.key(&self.marker_key);
-        script.key(&write.entries.streams[0]);
+        // Not by `Script::invoke_async`, which copies each argument twice.
+        let bytes = usize::try_from(write.entries.bytes).unwrap_or(0) + LONE_OTHER_BYTES;
+        let mut call = Cmd::with_capacity(LONE_ARGUMENTS, bytes);
+        call.arg("EVALSHA").arg(self.lone.get_hash()).arg(2);
+        call.arg(&self.marker_key).arg(&write.entries.streams[0]);
         let fields = write.marker_fields();
-        script.arg(self.leadership.to_string()).arg(write.page);
-        script.arg(fields.len()).arg(fields);
+        call.arg(self.leadership.to_string()).arg(write.page);
+        call.arg(fields.len()).arg(fields);
         for argument in add.args_iter().skip(ENTRY_FIELDS_FROM) {
             if let Arg::Simple(argument) = argument {
-                script.arg(argument);
+                call.arg(argument);
             }
         }
-        match script.invoke_async(&mut self.connection.clone()).await {
+        let mut connection = self.connection.clone();
+        let answer = match call.query_async(&mut connection).await {
+            Err(source) if redis_fault(&source) == RedisFault::Reply(ReplyCode::NoScript) => {
+                let loaded = self.lone.load_async(&mut connection).await;
+                loaded.map(|_| None)
+            }
+            answer => answer,
+        };
+        match answer {
             Ok(redis_ms) => Ok(redis_ms),
             Err(source) if matches!(redis_fault(&source), RedisFault::Reply(_)) => Ok(None),
             Err(source) => Err(failed(source)),
