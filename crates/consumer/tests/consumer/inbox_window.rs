@@ -105,6 +105,51 @@ async fn keys_and_attempts_past_their_retention_are_purged_and_younger_ones_are_
     consumer.stop().await;
 }
 
+/// Each call looks at a part of a large table, and the next one goes on behind it.
+#[tokio::test]
+async fn the_purge_walks_through_the_whole_table_and_comes_around() {
+    let shop = Shop::open().await;
+    let insert = |key: &str, age: &str, count: u32| {
+        format!(
+            "INSERT INTO inbox.applied SELECT 'shipping', 'orders', '{key}-' || n, now() - interval '{age}'
+             FROM generate_series(1, {count}) n;"
+        )
+    };
+    let statements = [
+        "INSERT INTO inbox.purged (consumer_group) VALUES ('shipping');".to_owned(),
+        insert("first", "15 days", 30),
+        insert("young", "1 day", 180_000),
+        insert("last", "15 days", 150),
+    ];
+    shop.db.batch_execute(&statements.concat()).await.unwrap();
+    let pages = "SELECT pg_relation_size('inbox.applied') / 8192";
+    assert!(shop.count(pages).await > 1_000, "one call sees it all");
+    let purge = async || {
+        let purge = "SELECT inbox.purge('shipping', interval '14 days', 100)";
+        shop.count(purge).await
+    };
+
+    // The first thousand pages, the rest up to the limit, what that left.
+    for deleted in [30, 100, 50] {
+        assert_eq!(purge().await, deleted);
+    }
+    let again = insert("again", "15 days", 20);
+    let vacuumed = "VACUUM inbox.applied";
+    shop.db.batch_execute(vacuumed).await.unwrap();
+    shop.db.batch_execute(&again).await.unwrap();
+    assert_eq!(purge().await + purge().await, 20, "it began again");
+
+    // Whoever calls it seldom has it look at all at once.
+    shop.db.batch_execute(&again).await.unwrap();
+    let long_ago = "UPDATE inbox.purged SET next_page = 0, walked_at = now() - interval '6 hours'";
+    shop.db.batch_execute(long_ago).await.unwrap();
+    assert_eq!(purge().await, 20);
+    let walked_to = shop.count("SELECT next_page FROM inbox.purged").await;
+    assert_eq!(walked_to, shop.count(pages).await);
+    let left = "SELECT count(*) FROM inbox.applied WHERE message_key LIKE 'young-%'";
+    assert_eq!(shop.count(left).await, 180_000);
+}
+
 /// The test's entries were created in February 2026, long ago.
 #[tokio::test]
 async fn a_message_older_than_the_purged_keys_is_set_aside_and_one_that_is_known_is_not() {
