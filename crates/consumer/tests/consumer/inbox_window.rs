@@ -139,13 +139,6 @@ async fn the_purge_walks_through_the_whole_table_and_comes_around() {
     shop.db.batch_execute(&again).await.unwrap();
     assert_eq!(purge().await + purge().await, 20, "it began again");
 
-    // Whoever calls it seldom has it look at all at once.
-    shop.db.batch_execute(&again).await.unwrap();
-    let long_ago = "UPDATE inbox.purged SET next_page = 0, walked_at = now() - interval '6 hours'";
-    shop.db.batch_execute(long_ago).await.unwrap();
-    assert_eq!(purge().await, 20);
-    let walked_to = shop.count("SELECT next_page FROM inbox.purged").await;
-    assert_eq!(walked_to, shop.count(pages).await);
     let left = "SELECT count(*) FROM inbox.applied WHERE message_key LIKE 'young-%'";
     assert_eq!(shop.count(left).await, 180_000);
 }
