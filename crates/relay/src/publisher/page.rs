@@ -165,8 +165,7 @@ impl Publisher {
     /// Publishes a page that is one small message and no more, by one script, which takes Redis half the time of a
     /// transaction. Returns Redis' clock.
     ///
-    /// None where the page is another, where Redis has forgotten the script, which it then has for the next one, or where
-    /// nothing was done: the transaction then finds out why.
+    /// None where the page is another, or where nothing was done: the transaction then finds out why.
     async fn publish_lone(&self, write: &PageWrite) -> Result<Option<i64>> {
         let Some(add) = write.lone() else {
             return Ok(None);
@@ -187,8 +186,10 @@ impl Publisher {
         let mut connection = self.connection.clone();
         let answer = match call.query_async(&mut connection).await {
             Err(source) if redis_fault(&source) == RedisFault::Reply(ReplyCode::NoScript) => {
-                let loaded = self.lone.load_async(&mut connection).await;
-                loaded.map(|_| None)
+                match self.lone.load_async(&mut connection).await {
+                    Ok(_) => call.query_async(&mut connection).await,
+                    Err(source) => Err(source),
+                }
             }
             answer => answer,
         };
