@@ -169,6 +169,7 @@ BEGIN
             -- The condition once more: somebody else may have deleted a row, and another one be in its place.
             DELETE FROM inbox.applied
             WHERE ctid = ANY (old) AND consumer_group = purge.consumer_group AND applied_at < horizon;
+            GET DIAGNOSTICS keys = ROW_COUNT;
         END IF;
         DELETE FROM inbox.attempts WHERE ctid = ANY (ARRAY(
             SELECT ctid FROM inbox.attempts
