@@ -23,7 +23,8 @@ use crate::{
 /// or roll back that transaction. If it fails, all of the transaction is rolled back.
 ///
 /// A member applies one batch at a time for each of its [lanes](Builder::lanes), and uses one connection of the pool for
-/// each, which it keeps as long as it runs (so that the pool does not clean it in between), and three more. For more throughput, run several members, or more lanes.
+/// each, which it keeps as long as it runs (so that the pool does not clean it in between), and three more. For more
+/// throughput, run several members, or more lanes.
 #[must_use = "a consumer does nothing until it is run"]
 pub struct Consumer {
     settings: Settings,

@@ -20,8 +20,10 @@ use crate::reader::Page;
 /// Largest message that goes by a script, in bytes: scripts copy what they are given.
 const LONE_BYTES_MAX: i64 = 16 * 1024;
 
-/// About the arguments of its script, and their bytes besides the payload, headers and ordering key.
+/// Room for the arguments of a lone message's script.
 const LONE_ARGUMENTS: usize = 40;
+
+/// Room for the bytes of those besides payload, headers and ordering key.
 const LONE_OTHER_BYTES: usize = 1024;
 
 /// Arguments of an XADD before the fields: the command, the stream and the id.
