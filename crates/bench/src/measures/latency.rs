@@ -152,10 +152,14 @@ async fn run(stage: &Stage, per_s: u32, arm: Arm) -> Result<Latencies, Error> {
         let producer = Producer::open(stage, &database).await?;
         writers.push((producer, relay.is_none().then(|| connection.clone())));
     }
-    // One message ahead, after which the relay is up and the stream is there.
-    publish(&writers[0], &row(count + 1, ONE_TOPIC)).await?;
+    // One message of each writer ahead, after which the relay is up, the stream is there, and no backend has yet to fill
+    // its caches.
+    let ahead = WRITERS as u64;
+    for (writer, number) in writers.iter().zip(count + 1..) {
+        publish(writer, &row(number, ONE_TOPIC)).await?;
+    }
     if let Some(relay) = &relay {
-        relay.published(&mut connection.clone(), 1).await?;
+        relay.published(&mut connection.clone(), ahead).await?;
     }
     let cells = || (0..count).map(|_| AtomicU64::new(0)).collect();
     let clocks = Arc::new(Clocks {
