@@ -93,8 +93,8 @@ impl PageWrite {
         }
     }
 
-    /// The entry of a page that is this one small message and moves `high`, and changes nothing else.
-    fn lone(&self) -> Option<&Cmd> {
+    /// The entry of a page that is this one small message and the new `high`, where it changes nothing else.
+    fn lone(&self) -> Option<(&Cmd, &(i64, String))> {
         let [add] = self.entries.adds.as_slice() else {
             return None;
         };
@@ -103,10 +103,12 @@ impl PageWrite {
             && self.blocked.is_empty()
             && self.layouts.is_empty()
             && !self.drop_suspect;
-        (plain && self.entries.bytes <= LONE_BYTES_MAX).then_some(add)
+        let high = self.step.high.as_ref()?;
+        (plain && self.entries.bytes <= LONE_BYTES_MAX).then_some((add, high))
     }
 
-    /// Fields and values of the marker that each page sets; the scripts set the first.
+    /// Fields and values of the marker that each page sets, but for a lone message's, which leaves the gaps as they are; the
+    /// script sets the first.
     fn marker_fields(&self) -> Vec<String> {
         let mut fields = vec!["redis_ms".to_owned(), String::new()];
         fields.extend(["page".to_owned(), (self.page + 1).to_string()]);
@@ -169,7 +171,7 @@ impl Publisher {
     ///
     /// None where the page is another, or where nothing was done: the transaction then finds out why.
     async fn publish_lone(&self, write: &PageWrite) -> Result<Option<i64>> {
-        let Some(add) = write.lone() else {
+        let Some((add, (high, high_key))) = write.lone() else {
             return Ok(None);
         };
         // Not by `Script::invoke_async`, which copies each argument twice.
@@ -177,9 +179,10 @@ impl Publisher {
         let mut call = Cmd::with_capacity(LONE_ARGUMENTS, bytes);
         call.arg("EVALSHA").arg(self.lone.get_hash()).arg(2);
         call.arg(&self.marker_key).arg(&write.entries.streams[0]);
-        let fields = write.marker_fields();
         call.arg(self.leadership.to_string()).arg(write.page);
-        call.arg(fields.len()).arg(fields);
+        call.arg("redis_ms").arg("");
+        call.arg("page").arg(write.page + 1);
+        call.arg("high").arg(high).arg("high_key").arg(high_key);
         for argument in add.args_iter().skip(ENTRY_FIELDS_FROM) {
             if let Arg::Simple(argument) = argument {
                 call.arg(argument);
