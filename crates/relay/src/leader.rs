@@ -1,5 +1,6 @@
 //! The leader: the one visible loop. Read a page, publish it, write the checkpoint, sleep.
 
+mod courtesy;
 mod duties;
 mod pausing;
 mod recovery;
@@ -14,6 +15,7 @@ use futures_util::future::{OptionFuture, join, join3};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use self::courtesy::Courtesy;
 use self::duties::CHECK_INTERVAL;
 use crate::caretaker::Caretaker;
 use crate::config::Config;
@@ -42,6 +44,7 @@ struct Leader<'c> {
     reader: Reader,
     /// While the `asleep` lock is held: writers that may have looked at it before.
     lying: Option<Vec<Writer>>,
+    courtesy: Courtesy,
     /// Messages since the relay last rested, as [`BUSY`] counts them.
     unrested: u32,
     progress: Progress,
@@ -100,6 +103,7 @@ pub(crate) async fn lead(
         publisher,
         reader,
         lying: None,
+        courtesy: Courtesy::new(),
         unrested: 0,
         progress,
         next: None,

@@ -77,7 +77,9 @@ impl Leader<'_> {
         };
         if notified {
             self.lying = Some(unsure_of);
-            return self.reader.trip_for_one(&self.session).await;
+            let page = self.reader.trip_for_one(&self.session).await;
+            self.courtesy.give_way();
+            return page;
         }
         self.lying = Some(self.reader.still_open(&self.session, unsure_of).await?);
         self.reader.trip(&self.session).await
