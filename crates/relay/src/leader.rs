@@ -9,6 +9,7 @@ mod telling;
 
 use std::cell::Cell;
 use std::collections::HashSet;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{OptionFuture, join, join3};
@@ -203,7 +204,6 @@ impl Leader<'_> {
     async fn publish(&mut self, page: &mut Page) -> Result<Option<Page>> {
         let mut newly_blocked = Vec::new();
         let mut write = self.write_of(page, &newly_blocked).await?;
-        let rise = self.reader.rise(&self.session);
         let read_on = page.more && !self.stop.is_cancelled();
         let behind = match read_on && self.may_send_ahead(page) {
             true => self.progress.cursor_behind(&write),
@@ -216,19 +216,25 @@ impl Leader<'_> {
                 next.sent = Some(write);
             }
         };
-        let read = self.next.take();
-        let ahead: OptionFuture<_> = read_on
-            .then(|| ahead(&mut self.reader, &self.session, read, send))
-            .into();
         // With one page after another, producers need not notify. Few pages are not worth the statements: the relay
         // stays down.
         let together = page.more || page.rows.len() > 1;
         let weight = if together { TOGETHER } else { 1 };
         self.unrested = self.unrested.saturating_add(weight);
         let busy = page.more && page.rows.len() > 1 || self.unrested >= BUSY;
-        let rise: OptionFuture<_> = (busy && self.lying.take().is_some()).then_some(rise).into();
-        let published = self.session.speaking(self.publisher.publish(&mut write));
-        let (published, rise, ahead) = join3(published, rise, ahead).await;
+        // In boxes, which a message that comes alone does without: as values these futures would be copied with it.
+        let rise: OptionFuture<_> = (busy && self.lying.take().is_some())
+            .then(|| Box::pin(self.reader.rise(&self.session)))
+            .into();
+        let read = self.next.take();
+        let ahead: OptionFuture<_> = read_on
+            .then(|| Box::pin(ahead(&mut self.reader, &self.session, read, send)))
+            .into();
+        let (published, rise, ahead) = {
+            let published = pin!(self.publisher.publish(&mut write));
+            let published = pin!(self.session.speaking(published));
+            join3(published, rise, ahead).await
+        };
         let mut published = published??;
         rise.transpose()?;
         let redis_ms = loop {

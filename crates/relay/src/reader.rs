@@ -1,8 +1,9 @@
 //! Reads committed messages, page by page, and only what a crash of Postgres cannot take back.
 
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{OptionFuture, join, join3};
+use futures_util::future::{join, join3};
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Row, Statement};
 
@@ -157,9 +158,10 @@ impl Reader {
         session: &Session,
     ) -> Result<(bool, Vec<Writer>, Page)> {
         let (lie_down, writers) = (self.lie_down.clone(), self.writers.clone());
-        let lie_down = session.rows("lie down", &lie_down, &[]);
-        let writers = list_writers(session, &writers);
-        let (locked, writers, page) = join3(lie_down, writers, self.trip(session)).await;
+        let lie_down = pin!(session.rows("lie down", &lie_down, &[]));
+        let writers = pin!(list_writers(session, &writers));
+        let page = pin!(self.trip(session));
+        let (locked, writers, page) = join3(lie_down, writers, page).await;
         let locked = locked?.first().is_some_and(|row| row.get(0));
         Ok((locked, without_ids(writers?), page?))
     }
@@ -186,15 +188,16 @@ impl Reader {
 
     async fn trip_for(&mut self, session: &Session, rows_max: u32) -> Result<Page> {
         let question = self.log.short_question();
-        let writers: OptionFuture<_> = self
-            .log
-            .needs_writers()
-            .then(|| list_writers(session, &self.writers))
-            .into();
-        let (writers, rows) = join(writers, self.read(session, &question, rows_max)).await;
-        let mut rows = rows?;
+        let (writers, mut rows) = if self.log.needs_writers() {
+            let writers = pin!(list_writers(session, &self.writers));
+            let rows = pin!(self.read(session, &question, rows_max));
+            let (writers, rows) = join(writers, rows).await;
+            (Some(writers?), rows?)
+        } else {
+            (None, self.read(session, &question, rows_max).await?)
+        };
 
-        self.learn(session, writers.transpose()?).await?;
+        self.learn(session, writers).await?;
         if !self
             .log
             .may_trust(&question, rows.first().and_then(MessageRow::snapshot))

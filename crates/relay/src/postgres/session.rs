@@ -1,6 +1,7 @@
 //! One session of Postgres: the leader's carries its locks, its notifications, its reads and its
 //! checkpoint, so that all of them are lost together.
 
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -77,7 +78,7 @@ impl Session {
         session
             .call(
                 "set up the session",
-                session.client.batch_execute(&settings),
+                pin!(session.client.batch_execute(&settings)),
             )
             .await?;
         Ok(session)
@@ -172,7 +173,8 @@ impl Session {
         Ok(())
     }
 
-    /// Runs a call with the session's limit.
+    /// Runs a call with the session's limit. The call comes pinned, since it is a large future that would be copied
+    /// whenever it is handed on.
     ///
     /// # Errors
     ///
@@ -180,7 +182,7 @@ impl Session {
     async fn call<T>(
         &self,
         doing: &'static str,
-        call: impl Future<Output = Result<T, tokio_postgres::Error>>,
+        call: Pin<&mut impl Future<Output = Result<T, tokio_postgres::Error>>>,
     ) -> Result<T> {
         self.call_within(self.limit + HEARTBEAT, doing, call).await
     }
@@ -189,7 +191,7 @@ impl Session {
         &self,
         limit: Duration,
         doing: &'static str,
-        call: impl Future<Output = Result<T, tokio_postgres::Error>>,
+        call: Pin<&mut impl Future<Output = Result<T, tokio_postgres::Error>>>,
     ) -> Result<T> {
         let answer = match tokio::time::timeout(limit, call).await {
             Ok(answer) => answer.map_err(|source| pooler::error_of(doing, source)),
@@ -208,7 +210,7 @@ impl Session {
 
     /// Prepares a statement for this session.
     pub(crate) async fn prepare(&self, doing: &'static str, sql: &str) -> Result<Statement> {
-        self.call(doing, self.client.prepare(sql)).await
+        self.call(doing, pin!(self.client.prepare(sql))).await
     }
 
     /// All rows of a prepared statement.
@@ -221,7 +223,8 @@ impl Session {
         statement: &Statement,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>> {
-        self.call(doing, self.client.query(statement, params)).await
+        self.call(doing, pin!(self.client.query(statement, params)))
+            .await
     }
 
     /// All rows of a statement that is not worth preparing.
@@ -231,7 +234,7 @@ impl Session {
         sql: &str,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>> {
-        self.call(doing, self.client.query(sql, params)).await
+        self.call(doing, pin!(self.client.query(sql, params))).await
     }
 
     /// The only row of a statement.
@@ -241,7 +244,8 @@ impl Session {
         sql: &str,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Row> {
-        self.call(doing, self.client.query_one(sql, params)).await
+        self.call(doing, pin!(self.client.query_one(sql, params)))
+            .await
     }
 
     /// The row of a statement that may have none.
@@ -251,7 +255,8 @@ impl Session {
         sql: &str,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Option<Row>> {
-        self.call(doing, self.client.query_opt(sql, params)).await
+        self.call(doing, pin!(self.client.query_opt(sql, params)))
+            .await
     }
 
     /// Runs a statement and returns how many rows it changed.
@@ -261,12 +266,13 @@ impl Session {
         sql: &str,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<u64> {
-        self.call(doing, self.client.execute(sql, params)).await
+        self.call(doing, pin!(self.client.execute(sql, params)))
+            .await
     }
 
     /// Runs a statement without parameters.
     pub(crate) async fn batch(&self, doing: &'static str, sql: &str) -> Result<()> {
-        self.call(doing, self.client.batch_execute(sql)).await
+        self.call(doing, pin!(self.client.batch_execute(sql))).await
     }
 
     /// Waits for `work` on something else and meanwhile speaks to Postgres often enough that nobody
@@ -276,14 +282,14 @@ impl Session {
     ///
     /// That the session is lost; `work` is dropped then.
     pub(crate) async fn speaking<T>(&self, work: impl Future<Output = T>) -> Result<T> {
-        let mut work = std::pin::pin!(work);
+        let mut work = pin!(work);
         loop {
             let silent = self.opened.elapsed()
                 - Duration::from_millis(self.heard_ms.load(Ordering::Relaxed));
             match tokio::time::timeout(HEARTBEAT.saturating_sub(silent), &mut work).await {
                 Ok(done) => return Ok(done),
                 Err(_) => {
-                    let beat = self.client.simple_query(sql::HEARTBEAT);
+                    let beat = pin!(self.client.simple_query(sql::HEARTBEAT));
                     self.call_within(HEARTBEAT_LIMIT, "heartbeat", beat).await?;
                 }
             }
