@@ -45,6 +45,7 @@ struct Leader<'c> {
     reader: Reader,
     /// While the `asleep` lock is held: writers that may have looked at it before.
     lying: Option<Vec<Writer>>,
+    /// Whether to let a backend lie down that has just answered.
     courtesy: Courtesy,
     /// Messages since the relay last rested, as [`BUSY`] counts them.
     unrested: u32,

@@ -14,12 +14,14 @@ if found[1] ~= ARGV[1] or found[2] ~= ARGV[2] then
   return false
 end
 
+-- Before anything is written: an error here, as of a missing right, must leave nothing.
+local time = redis.call('TIME')
+ARGV[4] = time[1] .. string.sub(1000000 + time[2], 2, 4)
+
 local added = redis.pcall('XADD', KEYS[2], '*', unpack(ARGV, 11))
 if type(added) ~= 'string' then
   return false
 end
-local time = redis.call('TIME')
-ARGV[4] = time[1] .. string.sub(1000000 + time[2], 2, 4)
 if type(redis.pcall('HSET', marker, unpack(ARGV, 3, 10))) ~= 'number' then
   redis.call('XDEL', KEYS[2], added)
   return false
