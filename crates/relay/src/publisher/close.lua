@@ -28,7 +28,9 @@ for before in string.gmatch(note[2], '%S+') do
 end
 
 -- Redis does not roll back: what was added would be added again with the next try, or is another leader's to add.
-if not (ours and whole) then
+-- Asked for before anything is kept: the right may have been taken away.
+local time = redis.pcall('TIME')
+if not (ours and whole) or time.err then
   for index = STREAMS + 1, #KEYS do
     if added[index] > 0 then
       for _, entry in ipairs(redis.call('XREVRANGE', KEYS[index], '+', '-', 'COUNT', added[index])) do
@@ -36,11 +38,13 @@ if not (ours and whole) then
       end
     end
   end
-  return ours and {'refused'} or {'moved', found[3] or '', found[2] or ''}
+  if not ours then
+    return {'moved', found[3] or '', found[2] or ''}
+  end
+  return time.err and time or {'refused'}
 end
 
 local at = 3 + #KEYS - STREAMS
-local time = redis.call('TIME')
 local now_ms = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
 ARGV[at + 2] = now_ms
 

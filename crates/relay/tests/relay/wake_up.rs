@@ -93,6 +93,26 @@ async fn a_message_that_comes_alone_goes_by_one_script() {
 }
 
 #[tokio::test]
+async fn a_script_that_may_not_ask_for_the_time_leaves_nothing() {
+    let outbox = Outbox::open().await;
+    let _relay = outbox.leader(&RARELY).await;
+    let mut redis = outbox.redis.connect().await.unwrap();
+    sound_asleep(&outbox).await;
+    let acl = |right: &str| {
+        redis::cmd("ACL")
+            .arg(&["SETUSER", "default", right])
+            .clone()
+    };
+    acl("-time").exec_async(&mut redis).await.unwrap();
+    insert(&outbox.db, "alone").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    acl("+time").exec_async(&mut redis).await.unwrap();
+    outbox.arrives("alone").await;
+    outbox.settles().await;
+    assert_eq!(outbox.message_keys(TOPIC).await, ["alone"]);
+}
+
+#[tokio::test]
 async fn the_messages_of_one_transaction_all_arrive_after_its_notification() {
     let outbox = Outbox::open().await;
     let relay = outbox.leader(&RARELY).await;
